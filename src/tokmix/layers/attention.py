@@ -1,0 +1,62 @@
+"""Softmax attention (Vaswani et al. 2017): the quadratic baseline, on torch's own fused kernels."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokmix import positions
+from tokmix.layers.keyvalue import KeyValueMixer, visible
+from tokmix.mixer import SOFTMAX, Cost, register
+from tokmix.ops.hyper_mix import merge_heads
+from tokmix.segments import Rows
+
+
+@register("attention")
+class Attention(KeyValueMixer):
+    """heads, bias  as usual
+    rotary       rotate queries and keys by their position
+    window       see only so many tokens, itself included (both ways when bidirectional)
+    conv         causal only: a short convolution of that many tokens before keys and values; 0 = off
+    scale        of the scores (default: one over the root of the head's width)
+    """
+
+    modes = frozenset({"bidirectional", "causal", "cross", "padded", "packed", "step"})
+    order = "T^2"
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool,
+        max_len: int,
+        layer: int = 0,
+        heads: int = 4,
+        bias: bool = True,
+        rotary: bool = False,
+        window: int | None = None,
+        conv: int = 0,
+        scale: float | None = None,
+    ):
+        super().__init__(
+            dim, causal=causal, max_len=max_len, layer=layer, heads=heads, bias=bias, rotary=rotary, window=window, conv=conv
+        )
+        self.scale = scale
+
+    def read(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal, scale=self.scale)
+
+    def cross(self, x: Tensor, rows: Rows | None, keys: Tensor, values: Tensor, key_rows: Rows | None) -> Tensor:
+        at, key_at = (positions.count(t.shape[1], None, t.device) for t in (x, keys))
+        q, k, v = self._project(x, keys, values, at, key_at, None)
+        y = self.read(q, k, v, visible(at, keys.shape[1], False, self.window, key_rows), False)
+        if key_rows is not None:  # nothing to read: nothing read
+            y = torch.where((key_rows.lengths > 0)[:, None, None, None], y, 0)
+        return self.out(merge_heads(y))
+
+    def cost(self, length: int) -> Cost:
+        projections, scores = 8 * length * self.dim**2, 4 * length**2 * self.dim
+        pointwise = SOFTMAX * self.heads * length**2 + 4 * self.conv * length * self.dim
+        causal = projections + (scores * (length + 1) // (2 * length) if self.causal and length else scores)
+        return Cost(projections + scores, pointwise, self._state_size(length), causal)

@@ -1,0 +1,158 @@
+"""Hierarchical Shift Mixing (Forchheimer 2026, arXiv 2601.22852): each layer mixes a token with one a power of two back.
+
+Only the paper's abstract was at hand; the equations, the schedule and the variants below are our reading of it.
+
+    layer 0   t ── t-1
+    layer 1   t ────── t-2           after L layers every causal pair within 2^L tokens has one path
+    layer 2   t ────────────── t-4
+
+The bidirectional form, which shifts both ways, is our extension.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tokmix import checks
+from tokmix.layers import memory
+from tokmix.mixer import GELU, SIGMOID, Cost, State, register
+from tokmix.ops import shift_mix
+from tokmix.rowmixer import RowMixer
+from tokmix.segments import Rows
+
+Schedule = Literal["ascending", "descending", "cyclic"]
+
+
+def rungs(max_len: int) -> int:
+    """How many powers of two the ladder has: 1, 2, 4, ... below max_len."""
+    return max(1, math.ceil(math.log2(max_len)))
+
+
+def shift_of(schedule: Schedule | tuple[int, ...], place: int, max_len: int) -> int:
+    """The shift of the layer at that place.
+
+    ascending: 1, 2, 4, ..., top, 1, 2, ...     descending: top, ..., 2, 1, top, ...
+    cyclic: 1, 2, ..., top, ..., 2, 1, 2, ...   a tuple: its own numbers, over and over
+    """
+    if isinstance(schedule, tuple):
+        return schedule[place % len(schedule)]
+    count = rungs(max_len)
+    if schedule == "cyclic":
+        period = max(1, 2 * count - 2)
+        place = place % period
+        return 2 ** min(place, period - place)
+    rung = place % count
+    return 2 ** (rung if schedule == "ascending" else count - 1 - rung)
+
+
+@register("hsm")
+class HSM(RowMixer):
+    """variant   ab: scalars a, b; vector: one pair per channel; matrix; gate; gate2; fusion (see docs/hsm.md)
+    heads     groups of channels; head h takes the shift of place layer + h
+    schedule  how the shift grows with the layer; shift: one fixed distance instead
+    hidden    inner width of variant fusion (default: dim)
+    """
+
+    modes = frozenset({"bidirectional", "causal", "padded", "packed", "step"})
+    order = "T"
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool,
+        max_len: int,
+        layer: int = 0,
+        variant: Literal["ab", "vector", "matrix", "gate", "gate2", "fusion"] = "vector",
+        heads: int = 1,
+        schedule: Schedule | tuple[int, ...] = "ascending",
+        shift: int | None = None,
+        hidden: int | None = None,
+    ):
+        super().__init__(dim, causal=causal, max_len=max_len, layer=layer)
+        checks.divides("heads", heads, "dim", dim)
+        if hidden is not None and variant != "fusion":
+            raise ValueError(f"hidden={hidden} is for variant 'fusion', not {variant!r}")
+        if shift is not None and schedule != "ascending":
+            raise ValueError(f"shift={shift} and schedule={schedule!r} exclude each other")
+        for number in (shift,) if shift is not None else schedule if isinstance(schedule, tuple) else ():
+            checks.at_least("shift", number, 1)
+        self.variant, self.heads = variant, heads
+        self.shifts = tuple(shift or shift_of(schedule, layer + head, max_len) for head in range(heads))
+        self.sources = 2 if causal else 3  # x and its partners
+        self._make(dim // heads, hidden or dim)
+
+    def _make(self, e: int, hidden: int) -> None:
+        H, n = self.heads, self.sources
+        checks.divides("heads", H, "hidden", hidden)
+        self.inner = hidden // H
+        if self.variant in ("ab", "vector"):
+            width = 1 if self.variant == "ab" else e
+            self.weights = nn.ParameterList(nn.Parameter(torch.full((H, width), 1 / n)) for _ in range(n))
+        elif self.variant == "matrix":
+            self.weights = nn.ParameterList(nn.Parameter(_uniform(H, e, e, fan_in=n * e)) for _ in range(n))
+        elif self.variant == "fusion":
+            self.weight = nn.Parameter(_uniform(H, n * e, self.inner, fan_in=n * e))
+            self.outer = nn.Parameter(_uniform(H, self.inner, e, fan_in=self.inner))
+        else:
+            seen = e if self.variant == "gate" else n * e
+            self.weight = nn.Parameter(_uniform(H, seen, e, fan_in=seen))
+            self.bias = nn.Parameter(torch.zeros(H, e))
+
+    def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
+        x = x.unflatten(-1, (self.heads, -1))  # [S, L, H, e]
+        others = [shift_mix.partners(x, self.shifts)]
+        if not self.causal:  # zeros stand behind a row's end, so nothing moves in from there
+            others.append(shift_mix.partners(x, self.shifts, -1))
+        return self._fuse(x, others).flatten(2)
+
+    def _fuse(self, x: Tensor, others: list[Tensor]) -> Tensor:
+        if self.variant in ("ab", "vector"):
+            return shift_mix.weighted(x, others, list(self.weights))
+        if self.variant == "matrix":
+            return shift_mix.matrix(x, others, list(self.weights))
+        if self.variant == "fusion":
+            return shift_mix.fused(x, others, self.weight, self.outer)
+        return shift_mix.gated(x, others, self.weight, self.bias, both=self.variant == "gate2")
+
+    def init_state(self, batch: int, like: Tensor) -> State:
+        e = self.dim // self.heads
+        rings = [like.new_zeros(batch, shift, e) for shift in self.shifts]
+        return {"rings": rings, "position": memory.start(batch, like)}
+
+    def advance(self, x: Tensor, state: State, rows: Rows | None) -> tuple[Tensor, State]:
+        x = x.unflatten(-1, (self.heads, -1))
+        position = state["position"]
+        counts = torch.full_like(position, x.shape[1]) if rows is None else rows.lengths
+        moved = [
+            shift_mix.step_partners(head, ring, position, counts, shift)
+            for head, ring, shift in zip(x.unbind(2), state["rings"], self.shifts, strict=True)
+        ]
+        other = torch.stack([partner for partner, _ in moved], dim=2)
+        after = {"rings": [ring for _, ring in moved], "position": position + counts}
+        return self._fuse(x, [other]).flatten(2), after
+
+    def cost(self, length: int) -> Cost:
+        n, d, e = self.sources, self.dim, self.dim // self.heads
+        state = sum(self.shifts) * e + 1 if self.causal else 0
+        if self.variant in ("ab", "vector"):
+            return Cost(0, length * d * (2 * n - 1), state)
+        if self.variant == "matrix":
+            return Cost(length * 2 * n * d * e, 0, state)
+        if self.variant == "fusion":
+            inner = self.inner * self.heads
+            return Cost(length * 2 * (n + 1) * inner * e, length * GELU * inner, state)
+        seen = 1 if self.variant == "gate" else n
+        return Cost(length * 2 * seen * d * e, length * d * (SIGMOID + 2 + n), state)
+
+    def reach(self) -> int:
+        return max(self.shifts)
+
+
+def _uniform(*shape: int, fan_in: int) -> Tensor:
+    """The spread of nn.Linear's own initialisation."""
+    return torch.empty(*shape).uniform_(-(fan_in**-0.5), fan_in**-0.5)

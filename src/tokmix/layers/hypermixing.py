@@ -1,0 +1,204 @@
+"""HyperMixing (Mai et al., ACL 2023, arXiv 2203.03691): tokens generate the weights of the MLP that mixes them.
+
+    keys + position ──net_in──> W1 ─┐
+    values ─────────────────────────┴─> GELU(W1ᵀ V) ──> W2 · ─> norm ─> y
+    queries + position ─net_out─> W2 ───────────────────┘
+
+The causal form (a running, length-normalised hidden state) is our extension: see docs/hypermixing.md.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tokmix import checks, positions
+from tokmix.layers import memory
+from tokmix.mixer import GELU, NORM, SIGMOID, Cost, State, register
+from tokmix.ops import causal_hyper_mix, hyper_mix, shift_mix
+from tokmix.rowmixer import RowMixer
+from tokmix.segments import Rows
+
+
+class HyperNetwork(nn.Module):
+    """For each head an MLP e -> e -> k that turns a token into a row of weights."""
+
+    def __init__(self, heads: int, e: int, k: int, bias: bool, gain: float):
+        super().__init__()
+        self.inner = nn.Parameter(_normal(heads, e, e, gain))
+        self.outer = nn.Parameter(_normal(heads, e, k, gain))
+        self.inner_bias = nn.Parameter(torch.zeros(heads, e)) if bias else None
+        self.outer_bias = nn.Parameter(torch.zeros(heads, k)) if bias else None
+
+    def weights(self) -> hyper_mix.Net:
+        return hyper_mix.Net(self.inner, self.inner_bias, self.outer, self.outer_bias)
+
+
+def _normal(heads: int, e: int, out: int, gain: float) -> Tensor:
+    """Fan-in counted inside a head. Biases start at zero: large ones would give every token the same row."""
+    return torch.randn(heads, e, out) * gain * e**-0.5
+
+
+@register("hypermixing")
+class HyperMixing(RowMixer):
+    """tied      one hypernetwork for both generated matrices, the paper's main setting
+    heads     slices of the width, each with a hypernetwork of its own; divides dim and hidden
+    hidden    the generated MLP's inner size d' (default: 2 dim)
+    bias      in the hypernetworks
+    norm      of the output: layer (LayerNorm), length (by the number of tokens), none
+    position  code added to the hypernetworks' input, never to the values: none, learned, sinusoidal
+    power     what the number of tokens is raised to in a length-normalised state (the paper's 1/M is 1.0)
+    decay     causal only: the state forgets at a learned rate per head, or by a gate the token sets
+    shift     causal only: mix each token with the one so many places back first; 0 = off
+    """
+
+    modes = frozenset({"bidirectional", "causal", "cross", "padded", "packed", "step"})
+    order = "T"
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool,
+        max_len: int,
+        layer: int = 0,
+        tied: bool = True,
+        heads: int = 1,
+        hidden: int | None = None,
+        bias: bool = True,
+        norm: Literal["none", "layer", "length"] = "layer",
+        position: positions.Code = "none",
+        power: float = 0.75,
+        decay: Literal["none", "learned", "gate"] = "none",
+        shift: int = 0,
+    ):
+        super().__init__(dim, causal=causal, max_len=max_len, layer=layer)
+        hidden = 2 * dim if hidden is None else hidden
+        checks.divides("heads", heads, "dim", dim)
+        checks.divides("heads", heads, "hidden", hidden)
+        checks.at_least("shift", shift, 0)
+        if not causal and (decay != "none" or shift):
+            raise ValueError(f"decay={decay!r} and shift={shift} work with causal=True only: give decay='none' and shift=0")
+        self.heads, self.hidden, self.tied, self.norm, self.power = heads, hidden, tied, norm, power
+        self.decay, self.shift = decay, shift
+        self.code = positions.PositionCode(position, dim, max_len)
+        # Length normalisation keeps scales as they are, so its weights start at scale 1; without any, a sum over
+        # tokens grows, and a smaller start keeps it near 1 at usual lengths.
+        gain = 1.25 if norm == "length" else 3**-0.5
+        e, k = dim // heads, hidden // heads
+        self.net_in = HyperNetwork(heads, e, k, bias, gain)
+        self.net_out = None if tied else HyperNetwork(heads, e, k, bias, gain)
+        self.output_norm = nn.LayerNorm(dim) if norm == "layer" else None
+        if shift:
+            self.blend = nn.Parameter(torch.full((dim,), 0.5))
+        if decay != "none":
+            # Heads start with memories of about 8 to 512 tokens.
+            span = torch.logspace(3, 9, heads, base=2.0) if heads > 1 else torch.tensor([64.0])
+            self.decay_bias = nn.Parameter(torch.log(span - 1))
+        if decay == "gate":
+            self.decay_weight = nn.Parameter(torch.randn(dim, heads) * 0.02)
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_len if self.code.kind == "learned" else None
+
+    def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
+        if self.causal:
+            return self._causal(x, self.init_state(x.shape[0], x), rows)[0]
+        tokens = x + self.code(positions.count(x.shape[1], None, x.device), x.dtype)
+        return self._bidirectional(tokens, tokens, x, rows)
+
+    def cross(self, x: Tensor, rows: Rows | None, keys: Tensor, values: Tensor, key_rows: Rows | None) -> Tensor:
+        self._check_length(max(x.shape[1], keys.shape[1]))
+        queries, keys = (t + self.code(positions.count(t.shape[1], None, t.device), t.dtype) for t in (x, keys))
+        return self._bidirectional(queries, keys, values, key_rows)
+
+    def _bidirectional(self, queries: Tensor, keys: Tensor, values: Tensor, key_rows: Rows | None) -> Tensor:
+        net_in = self.net_in.weights()
+        net_out = net_in if self.net_out is None else self.net_out.weights()
+        y = hyper_mix.hyper_mix(queries, keys, values, net_in, net_out, self._scale(values, key_rows))
+        return self._normed(y)
+
+    def _scale(self, values: Tensor, key_rows: Rows | None) -> Tensor | None:
+        """What the hidden state is multiplied by, [S, 1, 1, 1]."""
+        if self.norm != "length":
+            return None
+        if key_rows is None:
+            counts = values.new_full((1,), values.shape[1], dtype=torch.float32)
+        else:
+            counts = key_rows.lengths.clamp(min=1).to(positions.at_least_float32(values.dtype))
+        return counts.pow(-self.power)[:, None, None, None]
+
+    def _normed(self, y: Tensor) -> Tensor:
+        if self.norm == "length":  # the readout adds up d'/H terms of scale 1
+            return y * (self.hidden // self.heads) ** -0.5
+        return y if self.output_norm is None else self.output_norm(y)
+
+    def init_state(self, batch: int, like: Tensor) -> State:
+        if not self.causal:
+            raise self.lacks("step")
+        e, k = self.dim // self.heads, self.hidden // self.heads
+        wide = positions.at_least_float32(like.dtype)
+        state = {
+            "hidden": like.new_zeros(batch, self.heads, k, e, dtype=wide),
+            "count": like.new_zeros(batch, self.heads, dtype=wide),
+            "position": memory.start(batch, like),
+        }
+        if self.shift:
+            state["last"] = like.new_zeros(batch, self.shift, self.dim)
+        return state
+
+    def advance(self, x: Tensor, state: State, rows: Rows | None) -> tuple[Tensor, State]:
+        if self.limit is not None:
+            memory.check_room(self.kind, self.limit, state["position"], memory.new_counts(x, rows))
+        return self._causal(x, state, rows)
+
+    def _causal(self, x: Tensor, state: State, rows: Rows | None) -> tuple[Tensor, State]:
+        """The next tokens from any state: training starts from an empty one, so that it cannot drift from decoding."""
+        after = {"position": state["position"] + memory.new_counts(x, rows)}
+        tokens = x
+        if self.shift:
+            before = torch.cat([state["last"].to(x.dtype), x], dim=1)[:, : x.shape[1]]
+            after["last"] = memory.recent(state["last"], x, rows)
+            tokens = x + self.blend * (before - x)
+        coded = tokens + self.code(positions.count(x.shape[1], state["position"], x.device), x.dtype)
+        net_in = self.net_in.weights()
+        coded_heads = hyper_mix.split_heads(coded, self.heads)
+        w_in = hyper_mix.generate(coded_heads, net_in)
+        w_out = w_in if self.net_out is None else hyper_mix.generate(coded_heads, self.net_out.weights())
+        y, carry = causal_hyper_mix.causal_hyper_mix(
+            w_in,
+            w_out,
+            hyper_mix.split_heads(tokens, self.heads),
+            self._log_decay(tokens),
+            None if rows is None else rows.mask,
+            self.power,
+            causal_hyper_mix.Carry(state["hidden"], state["count"]),
+        )
+        after["hidden"], after["count"] = carry
+        return self._normed(hyper_mix.merge_heads(y)), after
+
+    def _log_decay(self, tokens: Tensor) -> Tensor | None:
+        """[B, H, L]"""
+        if self.decay == "none":
+            return None
+        logits = self.decay_bias.expand(*tokens.shape[:2], self.heads)
+        if self.decay == "gate":
+            logits = logits + tokens @ self.decay_weight
+        return nn.functional.logsigmoid(logits.float() if tokens.dtype.itemsize < 4 else logits).transpose(1, 2)
+
+    def cost(self, length: int) -> Cost:
+        H, e, k = self.heads, self.dim // self.heads, self.hidden // self.heads
+        nets = 1 if self.tied else 2
+        pointwise = length * (nets * GELU * self.dim + (NORM * self.dim if self.output_norm is not None else 0))
+        if not self.causal:
+            matmul = hyper_mix.matmul_flops(length, length, H, e, k, self.tied)
+            return Cost(matmul, pointwise + GELU * self.hidden * e)
+        matmul = nets * length * H * 2 * (e * e + e * k) + causal_hyper_mix.matmul_flops(length, H, e, k, self.decay != "none")
+        if self.decay == "gate":
+            matmul += length * 2 * self.dim * H
+        decaying = (SIGMOID + causal_hyper_mix.CHUNK) * H if self.decay != "none" else 0
+        scan = length * ((GELU + 3) * self.hidden * e + decaying + 3 * self.dim * bool(self.shift))
+        return Cost(matmul, pointwise + scan, self.hidden * e + H + 1 + self.shift * self.dim)

@@ -1,0 +1,121 @@
+"""What attention-like mixers share: projections to queries, keys and values, a cache of the past, who sees whom."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from tokmix import checks, positions
+from tokmix.layers import memory
+from tokmix.layers.shortconv import ShortConv
+from tokmix.mixer import State
+from tokmix.ops.hyper_mix import merge_heads, split_heads
+from tokmix.rowmixer import RowMixer
+from tokmix.segments import Rows
+
+
+def visible(query_at: Tensor, keys: int, causal: bool, window: int | None, key_rows: Rows | None) -> Tensor | None:
+    """Which keys (at positions 0, 1, ...) each query may read: bool, broadcastable to [B, H, L, keys]; None = all.
+    query_at [L] or [B, L]. A row without any key may read them all, so that nothing becomes NaN."""
+    at, key_at = query_at[..., :, None], torch.arange(keys, device=query_at.device)
+    allowed = None
+    if causal:
+        allowed = key_at <= at
+    if window is not None:
+        near = (at - key_at).abs() < window
+        allowed = near if allowed is None else allowed & near
+    if allowed is not None and allowed.dim() == 3:
+        allowed = allowed[:, None]
+    if key_rows is not None and not causal:  # in a causal row, padding comes later and is out of sight already
+        there = (key_rows.mask | (key_rows.lengths == 0)[:, None])[:, None, None]
+        allowed = there if allowed is None else allowed & there
+    return allowed
+
+
+class KeyValueMixer(RowMixer):
+    """A subclass writes `read` (and `cost`). window: how many tokens back one sees, itself included."""
+
+    def __init__(
+        self, dim: int, *, causal: bool, max_len: int, layer: int, heads: int, bias: bool, rotary: bool, window: int | None, conv: int
+    ):
+        super().__init__(dim, causal=causal, max_len=max_len, layer=layer)
+        checks.divides("heads", heads, "dim", dim)
+        if window is not None:
+            checks.at_least("window", window, 1)
+        checks.at_least("conv", conv, 0)
+        if conv and not causal:
+            raise ValueError(f"conv={conv} works with causal=True only: give conv=0")
+        self.heads, self.rotary, self.window, self.conv = heads, rotary, window, conv
+        self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=bias) for _ in range(4))
+        if conv:
+            self.conv_k, self.conv_v = ShortConv(dim, conv), ShortConv(dim, conv)
+
+    @abstractmethod
+    def read(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool) -> Tensor:
+        """q [B, H, L, e], k and v [B, H, N, e] -> [B, H, L, e]. allowed: who sees whom; causal=True stands for the
+        plain triangle instead of a mask."""
+
+    def _project(self, x: Tensor, keys: Tensor, values: Tensor, query_at: Tensor, key_at: Tensor, before: Tensor | None) -> list[Tensor]:
+        if self.conv:
+            keys, values = self.conv_k(keys, before), self.conv_v(values, before)
+        q, k, v = (split_heads(p, self.heads) for p in (self.q(x), self.k(keys), self.v(values)))
+        if self.rotary:
+            q, k = positions.rotary(q, query_at), positions.rotary(k, key_at)
+        return [q, k, v]
+
+    def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
+        at = positions.count(x.shape[1], None, x.device)
+        q, k, v = self._project(x, x, x, at, at, None)
+        plain = self.causal and self.window is None
+        allowed = None if plain else visible(at, x.shape[1], self.causal, self.window, rows)
+        return self.out(merge_heads(self.read(q, k, v, allowed, plain)))
+
+    def init_state(self, batch: int, like: Tensor) -> State:
+        if not self.causal:
+            raise self.lacks("step")
+        slots = 0 if self.window is None else self.window - 1
+        empty = like.new_zeros(batch, slots, self.heads, self.dim // self.heads)
+        state = {"k": empty, "v": empty.clone(), "position": memory.start(batch, like)}
+        if self.conv:
+            state["last"] = like.new_zeros(batch, self.conv - 1, self.dim)
+        return state
+
+    def advance(self, x: Tensor, state: State, rows: Rows | None) -> tuple[Tensor, State]:
+        position = state["position"]
+        at = positions.count(x.shape[1], position, x.device)
+        q, k, v = self._project(x, x, x, at, at, state.get("last"))
+        k, v = k.transpose(1, 2), v.transpose(1, 2)  # caches are [B, N, H, e]
+        after = {"position": position + memory.new_counts(x, rows)}
+        if self.window is None:
+            after["k"], after["v"] = memory.append(state["k"], k, position), memory.append(state["v"], v, position)
+            keys, values = after["k"], after["v"]
+            allowed = visible(at, keys.shape[1], True, None, None)
+        else:
+            keys, values = (torch.cat([state[name], new], dim=1) for name, new in (("k", k), ("v", v)))
+            after["k"], after["v"] = memory.recent(state["k"], k, rows), memory.recent(state["v"], v, rows)
+            allowed = self._windowed(x.shape[1], position)
+        if self.conv:
+            after["last"] = memory.recent(state["last"], x, rows)
+        y = self.read(q, keys.transpose(1, 2), values.transpose(1, 2), allowed, False)
+        return self.out(merge_heads(y)), after
+
+    def _windowed(self, length: int, position: Tensor) -> Tensor:
+        """Who sees whom when the last window - 1 tokens stand before the new ones: [B, 1, L, window - 1 + L]."""
+        assert self.window is not None
+        back = self.window - 1
+        query = torch.arange(length, device=position.device)[:, None] + back
+        key = torch.arange(back + length, device=position.device)
+        near = (key <= query) & (query - key < self.window)
+        exists = key >= (back - position)[:, None]  # slots before the start of the sequence are empty
+        return (near & exists[:, None])[:, None]
+
+    def _state_size(self, length: int) -> int:
+        if not self.causal:
+            return 0
+        slots = length if self.window is None else self.window - 1
+        return 2 * slots * self.dim + 1 + (self.conv - 1) * self.dim * bool(self.conv)
+
+    def reach(self) -> int | None:
+        return None if self.window is None else self.window - 1 + max(0, self.conv - 1)

@@ -1,0 +1,49 @@
+"""Attention with ReLU of L2-normalised scores in place of the softmax: the baseline of the HyperMLP paper."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokmix.layers.keyvalue import KeyValueMixer
+from tokmix.mixer import Cost, register
+from tokmix.ops.hyper_mlp import relu_of_normalised
+
+
+@register("relu_attention")
+class ReluAttention(KeyValueMixer):
+    """heads, bias, rotary, window, conv: as in `attention`. The norm makes a scale of the scores pointless."""
+
+    modes = frozenset({"bidirectional", "causal", "padded", "packed", "step"})
+    order = "T^2"
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        causal: bool,
+        max_len: int,
+        layer: int = 0,
+        heads: int = 4,
+        bias: bool = True,
+        rotary: bool = False,
+        window: int | None = None,
+        conv: int = 0,
+    ):
+        super().__init__(
+            dim, causal=causal, max_len=max_len, layer=layer, heads=heads, bias=bias, rotary=rotary, window=window, conv=conv
+        )
+
+    def read(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool) -> Tensor:
+        scores = q @ k.transpose(-1, -2)  # [B, H, L, N]
+        if causal:
+            scores = scores.tril()
+        if allowed is not None:
+            scores = torch.where(allowed, scores, 0)
+        return relu_of_normalised(scores) @ v
+
+    def cost(self, length: int) -> Cost:
+        projections, scores = 8 * length * self.dim**2, 4 * length**2 * self.dim
+        pointwise = 4 * self.heads * length**2 + 4 * self.conv * length * self.dim
+        causal = projections + (scores * (length + 1) // (2 * length) if self.causal and length else scores)
+        return Cost(projections + scores, pointwise, self._state_size(length), causal)

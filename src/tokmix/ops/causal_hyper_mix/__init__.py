@@ -1,0 +1,5 @@
+"""Causal HyperMixing: a running hidden state, read through a GELU."""
+
+from tokmix.ops.causal_hyper_mix.reference import CHUNK, Carry, causal_hyper_mix, matmul_flops
+
+__all__ = ["CHUNK", "Carry", "causal_hyper_mix", "matmul_flops"]

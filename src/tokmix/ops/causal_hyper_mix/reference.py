@@ -1,0 +1,81 @@
+"""Causal HyperMixing in plain torch (our extension of the paper): an exact scan in chunks.
+
+    H_t = λ_t H_{t-1} + w1_t v_tᵀ      [k, e] per head          n_t = λ_t n_{t-1} + 1, the effective count
+    y_t = GELU(H_t / n_t^p)ᵀ w2_t
+
+GELU acts on the whole state, so there is no chunk-parallel identity as in linear attention: every state is formed.
+Only one chunk's states exist at a time; in training each chunk is recomputed in the backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+CHUNK = 16
+
+
+class Carry(NamedTuple):
+    hidden: Tensor  # [B, H, k, e]
+    count: Tensor  # [B, H]
+
+
+def causal_hyper_mix(
+    w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, power: float, carry: Carry
+) -> tuple[Tensor, Carry]:
+    """w_in, w_out [B, H, L, k], values [B, H, L, e], log_decay [B, H, L] (log λ, None = no decay), real [B, L] (True =
+    real token; the others leave the state alone) -> y [B, H, L, e] and the state after the last token."""
+    B, H, L, _ = w_in.shape
+    pad = -L % CHUNK
+    if real is None:
+        real = torch.ones(B, L, dtype=torch.bool, device=w_in.device)
+    given_dtype, dtype = values.dtype, carry.hidden.dtype
+    here = real[:, None].to(dtype)  # [B, 1, L]
+    w_in = F.pad(w_in.to(dtype) * here[..., None], (0, 0, 0, pad))
+    w_out, values = (F.pad(x.to(dtype), (0, 0, 0, pad)) for x in (w_out, values))
+    here = F.pad(here.expand(B, H, L), (0, pad))
+    if log_decay is not None:
+        log_decay = F.pad(torch.where(real[:, None], log_decay.to(dtype), 0), (0, pad))
+    outputs = []
+    for start in range(0, L, CHUNK):
+        part = slice(start, start + CHUNK)
+        decay = None if log_decay is None else log_decay[:, :, part]
+        given = (w_in[:, :, part], w_out[:, :, part], values[:, :, part], decay, here[:, :, part], power, *carry)
+        if torch.is_grad_enabled() and L > CHUNK:
+            y, *after = checkpoint(_chunk, *given, use_reentrant=False, preserve_rng_state=False)
+        else:
+            y, *after = _chunk(*given)
+        carry = Carry(*after)
+        outputs.append(y)
+    return torch.cat(outputs, dim=2)[:, :, :L].to(given_dtype), carry
+
+
+def _chunk(
+    w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, here: Tensor, power: float, hidden: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One chunk of C tokens: every state in it, [B, H, C, k, e], and what is read from each."""
+    added = w_in[..., :, None] * values[..., None, :]
+    if log_decay is None:
+        states = added.cumsum(2) + hidden[:, :, None]
+        counts = here.cumsum(2) + count[..., None]
+    else:
+        total = log_decay.cumsum(2)  # [B, H, C]
+        earlier = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=total.device).tril()
+        kept = (total[..., :, None] - total[..., None, :]).masked_fill(~earlier, -torch.inf).exp()  # [B, H, C, C]
+        carried = total.exp()
+        states = (kept @ added.flatten(3)).view_as(added) + carried[..., None, None] * hidden[:, :, None]
+        counts = (kept * here[..., None, :]).sum(-1) + carried * count[..., None]
+    # A real token counts as one itself, so the clamp changes nothing but rows that have no token yet.
+    scaled = states * counts.clamp(min=1).pow(-power)[..., None, None]
+    y = (w_out[..., None, :] @ F.gelu(scaled)).squeeze(-2)
+    return y, states[:, :, -1], counts[:, :, -1]
+
+
+def matmul_flops(length: int, heads: int, e: int, k: int, decay: bool) -> int:
+    """Of the scan alone; a last chunk that is not full costs a whole one."""
+    padded = length + -length % CHUNK
+    return heads * padded * (2 * k * e + (2 * CHUNK * k * e if decay else 0))

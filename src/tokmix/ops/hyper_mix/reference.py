@@ -1,0 +1,67 @@
+"""HyperMixing in plain torch, as the paper writes it (Mai et al. 2023, eq. 1-3).
+
+    W1 = net_in(keys) [S, M, d'], W2 = net_out(queries) [S, L, d']      one row of weights per token
+    Y  = W2 · GELU(W1ᵀ V)                                               hidden state [S, d', d]
+
+With H heads every width is split into H slices and each head has a hypernetwork of its own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Net(NamedTuple):
+    """A hypernetwork for each of H heads: e -> e -> k, with e = d/H and k = d'/H."""
+
+    inner: Tensor  # [H, e, e], input by output
+    inner_bias: Tensor | None  # [H, e]
+    outer: Tensor  # [H, e, k]
+    outer_bias: Tensor | None  # [H, k]
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """[S, L, H * e] -> [S, H, L, e]"""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """[S, H, L, e] -> [S, L, H * e]"""
+    return x.transpose(1, 2).flatten(2)
+
+
+def generate(x: Tensor, net: Net) -> Tensor:
+    """Tokens [S, H, L, e] -> rows of weights [S, H, L, k]."""
+    hidden = x @ net.inner
+    if net.inner_bias is not None:
+        hidden = hidden + net.inner_bias[:, None]
+    rows = F.gelu(hidden) @ net.outer
+    return rows if net.outer_bias is None else rows + net.outer_bias[:, None]
+
+
+def mix(w_in: Tensor, w_out: Tensor, values: Tensor, scale: Tensor | None) -> Tensor:
+    """w_in [S, H, M, k], w_out [S, H, L, k], values [S, H, M, e] (zero at padding) -> [S, H, L, e].
+    scale [S, 1, 1, 1] multiplies the hidden state."""
+    hidden = w_in.transpose(-1, -2) @ values
+    if scale is not None:
+        hidden = hidden * scale.to(hidden.dtype)
+    return w_out @ F.gelu(hidden)
+
+
+def hyper_mix(queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_out: Net, scale: Tensor | None = None) -> Tensor:
+    """queries [S, L, d], keys and values [S, M, d] -> [S, L, d]. The values are zero at padding, so that padded
+    tokens add nothing to the hidden state."""
+    heads = net_in.inner.shape[0]
+    w_in = generate(split_heads(keys, heads), net_in)
+    shared = net_out is net_in and queries is keys
+    w_out = w_in if shared else generate(split_heads(queries, heads), net_out)
+    return merge_heads(mix(w_in, w_out, split_heads(values, heads), scale))
+
+
+def matmul_flops(queries: int, keys: int, heads: int, e: int, k: int, shared: bool) -> int:
+    nets = keys if shared else keys + queries
+    return heads * (nets * 2 * (e * e + e * k) + (keys + queries) * 2 * e * k)

@@ -1,0 +1,5 @@
+"""HyperMLP and HyperGLU: attention scores mixed over lags, a ReLU of their normalised values, mixed again."""
+
+from tokmix.ops.hyper_mlp.reference import Bank, by_lag, hyper_mlp, matmul_flops, relu_of_normalised
+
+__all__ = ["Bank", "by_lag", "hyper_mlp", "matmul_flops", "relu_of_normalised"]

@@ -1,0 +1,60 @@
+"""Linear attention in plain torch (Katharopoulos et al. 2020), feature map elu + 1.
+
+    y_t = φ(q_t) Σ φ(k_s)ᵀ v_s / φ(q_t) · Σ φ(k_s)      causal: s <= t, in chunks, with the sums carried along
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK = 64
+
+
+class Carry(NamedTuple):
+    outer: Tensor  # Σ φ(k)ᵀ v [B, H, e, e]
+    total: Tensor  # Σ φ(k) [B, H, e]
+
+
+def features(x: Tensor) -> Tensor:
+    return F.elu(x) + 1
+
+
+def bidirectional(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q, k after the feature map (k zero at padding), all [B, H, L, e]."""
+    outer, total = k.transpose(-1, -2) @ v, k.sum(2)
+    return (q @ outer) / _denominator((q * total[:, :, None]).sum(-1, keepdim=True))
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+    """As above, each token reading itself and what came before; sums are kept in the carry's dtype."""
+    L, dtype = q.shape[2], carry.outer.dtype
+    chunk = min(CHUNK, L)
+    pad = -L % chunk
+    # [B, H, chunks, C, e]
+    q, k, v = (F.pad(x.to(dtype), (0, 0, 0, pad)).unflatten(2, (-1, chunk)) for x in (q, k, v))
+    outer = (k.transpose(-1, -2) @ v).cumsum(2) + carry.outer[:, :, None]  # after each chunk
+    total = k.sum(3).cumsum(2) + carry.total[:, :, None]
+    outer_before = torch.cat([carry.outer[:, :, None], outer[:, :, :-1]], dim=2)
+    total_before = torch.cat([carry.total[:, :, None], total[:, :, :-1]], dim=2)
+    scores = (q @ k.transpose(-1, -2)).tril()
+    y = scores @ v + q @ outer_before
+    below = scores.sum(-1, keepdim=True) + (q * total_before[..., None, :]).sum(-1, keepdim=True)
+    y = (y / _denominator(below)).flatten(2, 3)[:, :, :L]
+    return y, Carry(outer[:, :, -1], total[:, :, -1])
+
+
+def _denominator(below: Tensor) -> Tensor:
+    """Positive for any real token; where there is none it is zero, and so is what it divides."""
+    return below.clamp(min=torch.finfo(below.dtype).tiny)
+
+
+def matmul_flops(length: int, heads: int, e: int, is_causal: bool) -> int:
+    if not is_causal:
+        return 4 * heads * length * e * e
+    chunk = min(CHUNK, length)
+    padded = length + -length % chunk
+    return heads * padded * (4 * e * e + 4 * chunk * e)

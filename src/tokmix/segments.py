@@ -1,0 +1,225 @@
+"""Where sequences begin and end in a batch: the one place that knows padding and packing.
+
+    ids   [[1, 1, 1, 0, 0],        one sequence of 3, then padding
+           [1, 1, 2, 2, 2]]        two sequences packed into a row
+
+Mixers never see this layout. `split` hands them rows that hold one sequence each, from column 0 on, with zeros
+behind its end, and `join` brings the results back; so padded, packed and alone are the same computation.
+
+    x [B, T, D] --split--> [(part [S, L, D], Rows), ...] --mixer--> [y [S, L, D], ...] --join--> y [B, T, D]
+
+Everything is computed once, at construction, on the host: asking a GPU for a length later would stall it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Rows:
+    """A batch in which each row is one sequence that starts at column 0."""
+
+    def __init__(self, mask: Tensor, lengths: Tensor):
+        self.mask = mask  # [S, L] bool, True = real token
+        self.lengths = lengths  # [S]
+
+    def zero(self, x: Tensor) -> Tensor:
+        """x [S, L, ...] with zeros (not NaN times zero) wherever no real token stands."""
+        return torch.where(self.mask.view(*self.mask.shape, *[1] * (x.dim() - 2)), x, 0)
+
+    def to(self, device: torch.device) -> Rows:
+        return Rows(self.mask.to(device), self.lengths.to(device))
+
+
+class _Group:
+    """Some of a batch's sequences, and where their tokens stand in the flattened batch."""
+
+    def __init__(self, index: Tensor | None, rows: Rows):
+        self.index = index  # [S, L] into [B * T], or None where the batch already has this layout
+        self.rows = rows
+
+    def take(self, x: Tensor) -> Tensor:
+        """[B, T, ...] -> [S, L, ...]"""
+        return self.rows.zero(x if self.index is None else x.flatten(0, 1)[self.index])
+
+    def to(self, device: torch.device) -> _Group:
+        return _Group(None if self.index is None else self.index.to(device), self.rows.to(device))
+
+
+class _Layout:
+    """A batch taken apart into groups of rows, and the way back."""
+
+    def __init__(self, groups: list[_Group], back: Tensor, place: Tensor, mask: Tensor):
+        self.groups = groups
+        self.back = back  # [B, T], where each token stands among the rows of all groups
+        self.place = place  # [S], where each sequence stands among them
+        self.mask = mask  # [B, T]
+
+    def split(self, x: Tensor) -> list[tuple[Tensor, Rows]]:
+        return [(group.take(x), group.rows) for group in self.groups]
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        unmoved = len(self.groups) == 1 and self.groups[0].index is None
+        y = parts[0] if unmoved else torch.cat([part.flatten(0, 1) for part in parts])[self.back]
+        return Rows(self.mask, self.back).zero(y)
+
+    def to(self, device: torch.device) -> _Layout:
+        return _Layout([group.to(device) for group in self.groups], self.back.to(device), self.place.to(device), self.mask.to(device))
+
+
+class Segments:
+    """ids [B, T]: 0 is padding, a run of one non-zero id is one sequence. Never changed after it is made.
+
+    mask        [B, T] bool, True = real token
+    positions   [B, T] of each token within its own sequence; 0 at padding
+    lengths     of every sequence, in reading order, as host integers
+    row_counts  how many sequences each row holds, as host integers
+    cu_seqlens  [S + 1] int32, where each sequence starts among the real tokens
+    longest     the longest sequence; packed: whether some row holds more than one sequence
+
+    An unpacked batch has one sequence a row, even where that row is all padding (length 0); a packed batch has
+    the non-empty ones alone.
+    """
+
+    def __init__(self, ids: Tensor):
+        ids = torch.as_tensor(ids)
+        if ids.dim() != 2 or ids.dtype.is_floating_point or ids.dtype.is_complex:
+            raise ValueError(f"segment ids should be whole numbers of shape [B, T], not {ids.dtype} of shape {list(ids.shape)}")
+        host = ids.detach().cpu().long()
+        before = F.pad(host, (1, 0))[:, :-1]
+        self._build(host, (host != 0) & (host != before), ids.device)
+
+    @classmethod
+    def from_lengths(
+        cls,
+        lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor,
+        T: int | None = None,
+        *,
+        device: torch.device | str | None = None,
+    ) -> Segments:
+        """One sequence a row of the given lengths; a list of lists packs several into a row."""
+        given = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+        rows = [[int(m) for m in n] if isinstance(n, (list, tuple)) else [int(n)] for n in given]
+        if any(n < 0 for row in rows for n in row):
+            raise ValueError(f"lengths={given} holds a negative length")
+        needed = max((sum(row) for row in rows), default=0)
+        width = needed if T is None else T
+        if width < needed:
+            raise ValueError(f"T={T} is shorter than the longest row of lengths, {needed}")
+        ids = torch.zeros(len(rows), width, dtype=torch.long)
+        for row, counts in zip(ids, rows, strict=True):
+            numbers = torch.arange(1, len(counts) + 1).repeat_interleave(torch.tensor(counts, dtype=torch.long))
+            row[: len(numbers)] = numbers
+        segments = cls(ids)
+        return segments if device is None else segments.to(device)
+
+    @classmethod
+    def from_mask(cls, mask: Tensor) -> Segments:
+        """True = real token. The real tokens of a row are one sequence wherever they stand: left padding and
+        holes are skipped, not counted."""
+        mask = torch.as_tensor(mask)
+        if mask.dim() != 2 or mask.dtype.is_floating_point:
+            raise ValueError(f"a mask should be bool of shape [B, T] (True = real token), not {mask.dtype} of shape {list(mask.shape)}")
+        host = (mask.detach().cpu() != 0).long()
+        segments = cls.__new__(cls)
+        segments._build(host, (host == 1) & (host.cumsum(1) == 1), mask.device)
+        return segments
+
+    def _build(self, ids: Tensor, starts: Tensor, device: torch.device) -> None:
+        B, T = ids.shape
+        self.ids, self.mask = ids, ids != 0
+        counts = starts.sum(1)
+        self.row_counts: tuple[int, ...] = tuple(counts.tolist())
+        self.packed = max(self.row_counts, default=0) > 1
+        if self.packed:
+            S = int(counts.sum())
+            sequence = (starts.flatten().cumsum(0) - 1).view(B, T).clamp(min=0)
+        else:
+            S = B
+            sequence = torch.arange(B)[:, None].expand(B, T)
+        lengths = torch.bincount(sequence[self.mask], minlength=S)
+        ends = lengths.cumsum(0)
+        tokens = self.mask.flatten().nonzero().flatten()  # flat places of the real tokens, sequence after sequence
+        self.positions = torch.zeros(B, T, dtype=torch.long)
+        self.positions[self.mask] = torch.arange(len(tokens)) - (ends - lengths)[sequence[self.mask]]
+        self.lengths: tuple[int, ...] = tuple(lengths.tolist())
+        self.longest = max(self.lengths, default=0)
+        self.cu_seqlens = F.pad(ends, (1, 0)).int()
+        everyone = torch.zeros(S)
+        self._single = self._layout(everyone, tokens, lengths, sequence)
+        if self.packed and S * self.longest > 2 * len(tokens):
+            # Rows of one common length would be mostly empty: group by length, so that at most half of a group is.
+            self._grouped = self._layout(torch.log2(lengths.double()).ceil(), tokens, lengths, sequence)
+        else:
+            self._grouped = self._single
+        self._move(device)
+
+    def _layout(self, keys: Tensor, tokens: Tensor, lengths: Tensor, sequence: Tensor) -> _Layout:
+        """One group of rows for each distinct key; keys [S] holds one per sequence."""
+        groups, orders, base = [], [torch.zeros(0, dtype=torch.long)], 0
+        slots = torch.zeros(len(lengths), dtype=torch.long)  # where each sequence's first token stands
+        for key in keys.unique():
+            which = (keys == key).nonzero().flatten()
+            group = self._group(which, tokens, lengths)
+            S, L = group.rows.mask.shape
+            slots[which] = base + torch.arange(S) * L
+            groups.append(group)
+            orders.append(which)
+            base += S * L
+        back = torch.where(self.mask, slots[sequence] + self.positions, 0) if len(lengths) else self.positions
+        return _Layout(groups, back, torch.cat(orders).argsort(), self.mask)
+
+    def _group(self, which: Tensor, tokens: Tensor, lengths: Tensor) -> _Group:
+        picked = lengths[which]
+        starts = (lengths.cumsum(0) - lengths)[which]
+        column = torch.arange(int(picked.max()))
+        mask = column < picked[:, None]
+        index = torch.zeros(mask.shape, dtype=torch.long)
+        index[mask] = tokens[(starts[:, None] + column)[mask]]
+        here = torch.arange(self.mask.numel()).view(self.mask.shape)
+        unmoved = index.shape == here.shape and bool((index == here)[mask].all())
+        return _Group(None if unmoved else index, Rows(mask, picked))
+
+    def _move(self, device: torch.device) -> None:
+        self.ids, self.mask, self.positions = self.ids.to(device), self.mask.to(device), self.positions.to(device)
+        self.cu_seqlens = self.cu_seqlens.to(device)
+        single, grouped = self._single, self._grouped
+        self._single = single.to(device)
+        self._grouped = self._single if grouped is single else grouped.to(device)
+
+    def to(self, device: torch.device | str) -> Segments:
+        device = torch.device(device)
+        here = self.mask.device
+        if here.type == device.type and (device.index is None or here.index == device.index):
+            return self
+        moved = Segments.__new__(Segments)
+        moved.__dict__.update(self.__dict__)
+        moved._move(device)
+        return moved
+
+    def __repr__(self) -> str:
+        return f"Segments({list(self.mask.shape)}, lengths={list(self.lengths)}, packed={self.packed})"
+
+    def split(self, x: Tensor) -> list[tuple[Tensor, Rows]]:
+        """x [B, T, ...] -> rows of one sequence each, [S, L, ...], in groups of similar length."""
+        return self._grouped.split(x)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """What `split` took apart, back as [B, T, ...], zero at padding."""
+        return self._grouped.join(parts)
+
+    def rows(self, x: Tensor) -> tuple[Tensor, Rows]:
+        """As `split`, but all sequences in one group and in reading order: [S, longest, ...]."""
+        return self._single.split(x)[0]
+
+    def unrows(self, y: Tensor) -> Tensor:
+        """What `rows` took apart, back as [B, T, ...], zero at padding."""
+        return self._single.join([y])
+
+    def per_sequence(self, pooled: Sequence[Tensor]) -> Tensor:
+        """One value for each row of each part of `split` -> [S, ...] in reading order."""
+        return torch.cat(list(pooled))[self._grouped.place]
