@@ -16,13 +16,22 @@ _HOME = {
     "create": "mixer",
     "mixers": "mixer",
     "RowMixer": "rowmixer",
+    "ModelConfig": "model",
+    "Model": "model",
+    "generate": "sampling",
+    "match_parameters": "budget",
+    "swap_attention": "adapt",
 }
 
-__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+__all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
+    from tokmix.adapt import swap_attention
+    from tokmix.budget import match_parameters
     from tokmix.mixer import Cost, Mixer, create, mixers, register
+    from tokmix.model import Model, ModelConfig
     from tokmix.rowmixer import RowMixer
+    from tokmix.sampling import generate
     from tokmix.segments import Rows, Segments
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 
 def nearest(given: object, known: Iterable[str]) -> str:
-    """", did you mean 'x'?" when something known is close to what was given, else nothing."""
+    """ ", did you mean 'x'?" when something known is close to what was given, else nothing."""
     close = difflib.get_close_matches(str(given), list(known), n=1, cutoff=0.5)
     return f", did you mean {close[0]!r}?" if close else ""
 
@@ -20,7 +20,7 @@ def one_of(what: str, given: object, known: Iterable[str]) -> None:
         raise ValueError(f"unknown {what} {given!r}; known: {', '.join(map(str, known))}{nearest(given, known)}")
 
 
-def at_least(what: str, given: int, least: int) -> None:
+def at_least(what: str, given: object, least: int) -> None:
     if isinstance(given, bool) or not isinstance(given, int) or given < least:
         raise ValueError(f"{what}={given!r} is not a whole number of at least {least}")
 

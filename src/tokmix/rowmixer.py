@@ -1,7 +1,7 @@
 """The common way to write a mixer: think of rows that hold one whole sequence each, and leave the rest to this file.
 
-    forward:  x [B, T, D] --segments--> part [S, L, D] --mix-->     y [S, L, D] --segments--> y [B, T, D]
-    step:     x [B, T, D] --segments--> part [B, L, D] --advance--> y [B, L, D] --segments--> y [B, T, D]
+forward:  x [B, T, D] --segments--> part [S, L, D] --mix-->     y [S, L, D] --segments--> y [B, T, D]
+step:     x [B, T, D] --segments--> part [B, L, D] --advance--> y [B, L, D] --segments--> y [B, T, D]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tokmix.segments import Rows, Segments
 
 
 class RowMixer(Mixer):
-    """A subclass writes `mix`, and `advance` and `init_state` if it has the step mode, and `cross` if it has that."""
+    """A subclass writes `mix`, and `empty_state` and `advance` if it has the step mode, and `cross` if it has that."""
 
     @abstractmethod
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
@@ -25,6 +25,10 @@ class RowMixer(Mixer):
     def cross(self, x: Tensor, rows: Rows | None, keys: Tensor, values: Tensor, key_rows: Rows | None) -> Tensor:
         """As `mix`, for tokens x [S, L, D] that read keys and values [S, M, D]."""
         raise self.lacks("cross")
+
+    def empty_state(self, batch: int, like: Tensor) -> State:
+        """The state before the first token: a pytree of tensors, batch first."""
+        raise self.lacks("step")
 
     def advance(self, x: Tensor, state: State, rows: Rows | None) -> tuple[Tensor, State]:
         """The next tokens of each row, x [B, L, D], from column 0 on, rows.lengths of them (all L where rows is
@@ -60,10 +64,14 @@ class RowMixer(Mixer):
             raise self.lacks("cross")
         key_segments = self._checked(keys, key_segments)
         if values.shape != keys.shape or keys.shape[0] != x.shape[0]:
-            raise ValueError(f"keys {list(keys.shape)} and values {list(values.shape)} should both be [B, M, D] with the B of x {list(x.shape)}")
+            raise ValueError(
+                f"keys {list(keys.shape)} and values {list(values.shape)} should both be [B, M, D] with the B of x {list(x.shape)}"
+            )
         counts, key_counts = (s.row_counts if s is not None and s.packed else (1,) * x.shape[0] for s in (segments, key_segments))
         if counts != key_counts:
-            raise ValueError(f"rows of x hold {list(counts)} sequences, but those of keys {list(key_counts)}: each sequence needs its own keys")
+            raise ValueError(
+                f"rows of x hold {list(counts)} sequences, but those of keys {list(key_counts)}: each sequence needs its own keys"
+            )
         if x.numel() == 0 or keys.numel() == 0:
             return x.new_zeros(x.shape)
         part, rows = (x, None) if segments is None else segments.rows(x)
@@ -73,6 +81,11 @@ class RowMixer(Mixer):
             return x.new_zeros(x.shape)
         y = self.cross(part, rows, key_part, value_part, key_rows)
         return y if segments is None else segments.unrows(y)
+
+    def init_state(self, batch: int, like: Tensor) -> State:
+        if "step" not in self.modes or not self.causal:
+            raise self.lacks("step")
+        return self.empty_state(batch, like)
 
     def step(self, x: Tensor, state: State, segments: Segments | None = None) -> tuple[Tensor, State]:
         if "step" not in self.modes or not self.causal:
@@ -90,7 +103,9 @@ class RowMixer(Mixer):
 
     def _checked(self, x: Tensor, segments: Segments | None) -> Segments | None:
         if x.dim() != 3 or x.shape[-1] != self.dim:
-            raise ValueError(f"mixer {self.kind!r} of dim={self.dim} was given a tensor of shape {list(x.shape)}; it takes [B, T, {self.dim}]")
+            raise ValueError(
+                f"mixer {self.kind!r} of dim={self.dim} was given a tensor of shape {list(x.shape)}; it takes [B, T, {self.dim}]"
+            )
         if segments is None:
             return None
         if segments.mask.shape != x.shape[:2]:

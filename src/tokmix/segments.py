@@ -14,6 +14,7 @@ Everything is computed once, at construction, on the host: asking a GPU for a le
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -63,9 +64,12 @@ class _Layout:
         return [(group.take(x), group.rows) for group in self.groups]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        unmoved = len(self.groups) == 1 and self.groups[0].index is None
-        y = parts[0] if unmoved else torch.cat([part.flatten(0, 1) for part in parts])[self.back]
-        return Rows(self.mask, self.back).zero(y)
+        if len(self.groups) == 1 and self.groups[0].index is None:
+            return Rows(self.mask, self.back).zero(parts[0])
+        flat = torch.cat([part.flatten(0, 1) for part in parts])
+        if flat.shape[0] == 0:  # padding alone
+            return flat.new_zeros(*self.mask.shape, *flat.shape[1:])
+        return Rows(self.mask, self.back).zero(flat[self.back])
 
     def to(self, device: torch.device) -> _Layout:
         return _Layout([group.to(device) for group in self.groups], self.back.to(device), self.place.to(device), self.mask.to(device))
@@ -102,7 +106,7 @@ class Segments:
         device: torch.device | str | None = None,
     ) -> Segments:
         """One sequence a row of the given lengths; a list of lists packs several into a row."""
-        given = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+        given: list[Any] = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
         rows = [[int(m) for m in n] if isinstance(n, (list, tuple)) else [int(n)] for n in given]
         if any(n < 0 for row in rows for n in row):
             raise ValueError(f"lengths={given} holds a negative length")

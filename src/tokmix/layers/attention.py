@@ -39,9 +39,7 @@ class Attention(KeyValueMixer):
         conv: int = 0,
         scale: float | None = None,
     ):
-        super().__init__(
-            dim, causal=causal, max_len=max_len, layer=layer, heads=heads, bias=bias, rotary=rotary, window=window, conv=conv
-        )
+        super().__init__(dim, causal=causal, max_len=max_len, layer=layer, heads=heads, bias=bias, rotary=rotary, window=window, conv=conv)
         self.scale = scale
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool) -> Tensor:

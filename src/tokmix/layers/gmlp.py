@@ -48,9 +48,7 @@ class GMLP(RowMixer):
         gate = (weight.tril() if self.causal else weight) @ mixed + self.spatial_bias[:L, None]
         return self.outer(kept * gate)
 
-    def init_state(self, batch: int, like: Tensor) -> State:
-        if not self.causal:
-            raise self.lacks("step")
+    def empty_state(self, batch: int, like: Tensor) -> State:
         return {"mixed": like.new_zeros(batch, 0, self.hidden), "position": memory.start(batch, like)}
 
     def advance(self, x: Tensor, state: State, rows: Rows | None) -> tuple[Tensor, State]:

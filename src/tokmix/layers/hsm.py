@@ -119,7 +119,7 @@ class HSM(RowMixer):
             return shift_mix.fused(x, others, self.weight, self.outer)
         return shift_mix.gated(x, others, self.weight, self.bias, both=self.variant == "gate2")
 
-    def init_state(self, batch: int, like: Tensor) -> State:
+    def empty_state(self, batch: int, like: Tensor) -> State:
         e = self.dim // self.heads
         rings = [like.new_zeros(batch, shift, e) for shift in self.shifts]
         return {"rings": rings, "position": memory.start(batch, like)}

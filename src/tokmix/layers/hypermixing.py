@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tokmix import checks, positions
 from tokmix.layers import memory
 from tokmix.mixer import GELU, NORM, SIGMOID, Cost, State, register
-from tokmix.ops import causal_hyper_mix, hyper_mix, shift_mix
+from tokmix.ops import causal_hyper_mix, hyper_mix
 from tokmix.rowmixer import RowMixer
 from tokmix.segments import Rows
 
@@ -47,9 +47,10 @@ class HyperMixing(RowMixer):
     heads     slices of the width, each with a hypernetwork of its own; divides dim and hidden
     hidden    the generated MLP's inner size d' (default: 2 dim)
     bias      in the hypernetworks
-    norm      of the output: layer (LayerNorm), length (by the number of tokens), none
+    norm      of the output: layer (LayerNorm), length (a fixed factor by the number of tokens), none
     position  code added to the hypernetworks' input, never to the values: none, learned, sinusoidal
-    power     what the number of tokens is raised to in a length-normalised state (the paper's 1/M is 1.0)
+    power     norm length, and the causal state: divide by the number of tokens to this power (the paper's is 1);
+              None divides so that the scale stays near 1 at any length (ours)
     decay     causal only: the state forgets at a learned rate per head, or by a gate the token sets
     shift     causal only: mix each token with the one so many places back first; 0 = off
     """
@@ -70,7 +71,7 @@ class HyperMixing(RowMixer):
         bias: bool = True,
         norm: Literal["none", "layer", "length"] = "layer",
         position: positions.Code = "none",
-        power: float = 0.75,
+        power: float | None = None,
         decay: Literal["none", "learned", "gate"] = "none",
         shift: int = 0,
     ):
@@ -84,9 +85,10 @@ class HyperMixing(RowMixer):
         self.heads, self.hidden, self.tied, self.norm, self.power = heads, hidden, tied, norm, power
         self.decay, self.shift = decay, shift
         self.code = positions.PositionCode(position, dim, max_len)
-        # Length normalisation keeps scales as they are, so its weights start at scale 1; without any, a sum over
-        # tokens grows, and a smaller start keeps it near 1 at usual lengths.
-        gain = 1.25 if norm == "length" else 3**-0.5
+        # Length normalisation counts on generated weights of scale 1, which the GELU between needs this gain for. A
+        # LayerNorm takes any scale, so nn.Linear's own will do. Without a norm the sum over tokens grows with their
+        # number, and a small start keeps it near 1 at the usual lengths of a sentence.
+        gain = {"length": 1.25, "layer": 3**-0.5, "none": 0.3}[norm]
         e, k = dim // heads, hidden // heads
         self.net_in = HyperNetwork(heads, e, k, bias, gain)
         self.net_out = None if tied else HyperNetwork(heads, e, k, bias, gain)
@@ -106,7 +108,7 @@ class HyperMixing(RowMixer):
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         if self.causal:
-            return self._causal(x, self.init_state(x.shape[0], x), rows)[0]
+            return self._causal(x, self.empty_state(x.shape[0], x), rows)[0]
         tokens = x + self.code(positions.count(x.shape[1], None, x.device), x.dtype)
         return self._bidirectional(tokens, tokens, x, rows)
 
@@ -118,27 +120,28 @@ class HyperMixing(RowMixer):
     def _bidirectional(self, queries: Tensor, keys: Tensor, values: Tensor, key_rows: Rows | None) -> Tensor:
         net_in = self.net_in.weights()
         net_out = net_in if self.net_out is None else self.net_out.weights()
-        y = hyper_mix.hyper_mix(queries, keys, values, net_in, net_out, self._scale(values, key_rows))
-        return self._normed(y)
+        scale = None if self.norm != "length" else self._length_scale(values, key_rows)
+        y = hyper_mix.hyper_mix(queries, keys, values, net_in, net_out, scale)
+        return self._normed(y, None if scale is None else scale[:, 0], own=self.tied and queries is keys)
 
-    def _scale(self, values: Tensor, key_rows: Rows | None) -> Tensor | None:
+    def _length_scale(self, values: Tensor, key_rows: Rows | None) -> Tensor:
         """What the hidden state is multiplied by, [S, 1, 1, 1]."""
-        if self.norm != "length":
-            return None
+        wide = positions.at_least_float32(values.dtype)
         if key_rows is None:
-            counts = values.new_full((1,), values.shape[1], dtype=torch.float32)
+            counts = values.new_full((1,), values.shape[1], dtype=wide)
         else:
-            counts = key_rows.lengths.clamp(min=1).to(positions.at_least_float32(values.dtype))
-        return counts.pow(-self.power)[:, None, None, None]
+            counts = key_rows.lengths.clamp(min=1).to(wide)
+        return hyper_mix.length_scale(counts, self.dim // self.heads, self.power)[:, None, None, None]
 
-    def _normed(self, y: Tensor) -> Tensor:
-        if self.norm == "length":  # the readout adds up d'/H terms of scale 1
-            return y * (self.hidden // self.heads) ** -0.5
-        return y if self.output_norm is None else self.output_norm(y)
+    def _normed(self, y: Tensor, scale: Tensor | None, own: bool) -> Tensor:
+        """y [S, L, D]; scale (of the hidden state) broadcastable to it."""
+        if self.output_norm is not None:
+            return self.output_norm(y)
+        if self.norm == "none" or self.power is not None or scale is None:
+            return y
+        return y * hyper_mix.readout_scale(scale, self.dim // self.heads, self.hidden // self.heads, own).to(y.dtype)
 
-    def init_state(self, batch: int, like: Tensor) -> State:
-        if not self.causal:
-            raise self.lacks("step")
+    def empty_state(self, batch: int, like: Tensor) -> State:
         e, k = self.dim // self.heads, self.hidden // self.heads
         wide = positions.at_least_float32(like.dtype)
         state = {
@@ -168,7 +171,7 @@ class HyperMixing(RowMixer):
         coded_heads = hyper_mix.split_heads(coded, self.heads)
         w_in = hyper_mix.generate(coded_heads, net_in)
         w_out = w_in if self.net_out is None else hyper_mix.generate(coded_heads, self.net_out.weights())
-        y, carry = causal_hyper_mix.causal_hyper_mix(
+        y, counts, carry = causal_hyper_mix.causal_hyper_mix(
             w_in,
             w_out,
             hyper_mix.split_heads(tokens, self.heads),
@@ -178,7 +181,9 @@ class HyperMixing(RowMixer):
             causal_hyper_mix.Carry(state["hidden"], state["count"]),
         )
         after["hidden"], after["count"] = carry
-        return self._normed(hyper_mix.merge_heads(y)), after
+        e = self.dim // self.heads
+        scale = hyper_mix.length_scale(counts.clamp(min=1), e, self.power)  # [B, H, L]
+        return self._normed(hyper_mix.merge_heads(y), scale.transpose(1, 2).repeat_interleave(e, dim=2), own=self.tied), after
 
     def _log_decay(self, tokens: Tensor) -> Tensor | None:
         """[B, H, L]"""

@@ -122,7 +122,7 @@ class HyperMLP(RowMixer):
             o = o * self.right_gate(x).sigmoid()
         return self.out(o)
 
-    def init_state(self, batch: int, like: Tensor) -> State:
+    def empty_state(self, batch: int, like: Tensor) -> State:
         state = {
             "k": like.new_zeros(batch, 0, self.score_heads, self.qk // self.score_heads),
             "v": like.new_zeros(batch, 0, self.heads, self.vo // self.heads),

@@ -17,7 +17,7 @@ class Identity(RowMixer):
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         return x.clone()
 
-    def init_state(self, batch: int, like: Tensor) -> State:
+    def empty_state(self, batch: int, like: Tensor) -> State:
         return {}
 
     def advance(self, x: Tensor, state: State, rows: Rows | None) -> tuple[Tensor, State]:

@@ -72,9 +72,7 @@ class KeyValueMixer(RowMixer):
         allowed = None if plain else visible(at, x.shape[1], self.causal, self.window, rows)
         return self.out(merge_heads(self.read(q, k, v, allowed, plain)))
 
-    def init_state(self, batch: int, like: Tensor) -> State:
-        if not self.causal:
-            raise self.lacks("step")
+    def empty_state(self, batch: int, like: Tensor) -> State:
         slots = 0 if self.window is None else self.window - 1
         empty = like.new_zeros(batch, slots, self.heads, self.dim // self.heads)
         state = {"k": empty, "v": empty.clone(), "position": memory.start(batch, like)}

@@ -32,12 +32,10 @@ class LinearAttention(RowMixer):
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         if self.causal:
-            return self.advance(x, self.init_state(x.shape[0], x), rows)[0]
+            return self.advance(x, self.empty_state(x.shape[0], x), rows)[0]
         return self.out(merge_heads(op.bidirectional(*self._project(x, rows))))
 
-    def init_state(self, batch: int, like: Tensor) -> State:
-        if not self.causal:
-            raise self.lacks("step")
+    def empty_state(self, batch: int, like: Tensor) -> State:
         e, wide = self.dim // self.heads, positions.at_least_float32(like.dtype)
         return {
             "outer": like.new_zeros(batch, self.heads, e, e, dtype=wide),

@@ -51,9 +51,7 @@ class MLPMixer(RowMixer):
         hidden = F.gelu(inner[:L].T @ x + self.inner_bias[:, None])  # [S, hidden, D]
         return outer[:L] @ hidden + self.outer_bias[:L, None]
 
-    def init_state(self, batch: int, like: Tensor) -> State:
-        if not self.causal:
-            raise self.lacks("step")
+    def empty_state(self, batch: int, like: Tensor) -> State:
         wide = positions.at_least_float32(like.dtype)
         return {"sums": like.new_zeros(batch, self.hidden, self.dim, dtype=wide), "position": memory.start(batch, like)}
 

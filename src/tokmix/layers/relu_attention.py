@@ -30,17 +30,18 @@ class ReluAttention(KeyValueMixer):
         window: int | None = None,
         conv: int = 0,
     ):
-        super().__init__(
-            dim, causal=causal, max_len=max_len, layer=layer, heads=heads, bias=bias, rotary=rotary, window=window, conv=conv
-        )
+        super().__init__(dim, causal=causal, max_len=max_len, layer=layer, heads=heads, bias=bias, rotary=rotary, window=window, conv=conv)
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool) -> Tensor:
+        dtype = v.dtype
+        if dtype.itemsize < 4:  # the norm divides by small numbers, so scores are not rounded before it
+            q, k = q.float(), k.float()
         scores = q @ k.transpose(-1, -2)  # [B, H, L, N]
         if causal:
             scores = scores.tril()
         if allowed is not None:
             scores = torch.where(allowed, scores, 0)
-        return relu_of_normalised(scores) @ v
+        return relu_of_normalised(scores).to(dtype) @ v
 
     def cost(self, length: int) -> Cost:
         projections, scores = 8 * length * self.dim**2, 4 * length**2 * self.dim

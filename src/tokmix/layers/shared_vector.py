@@ -20,7 +20,8 @@ from tokmix.segments import Rows
 
 @register("shared_vector")
 class SharedVector(RowMixer):
-    """hidden: size of the vectors (default: 2 dim). norm, power: as in hypermixing."""
+    """hidden: size of the vectors (default: 2 dim). norm: of the output, layer or none; length: the sum over tokens by
+    the root of their number."""
 
     modes = frozenset({"bidirectional", "padded", "packed"})
     order = "T"
@@ -34,12 +35,11 @@ class SharedVector(RowMixer):
         layer: int = 0,
         hidden: int | None = None,
         norm: Literal["none", "layer", "length"] = "layer",
-        power: float = 0.75,
     ):
         super().__init__(dim, causal=causal, max_len=max_len, layer=layer)
         self.hidden = 2 * dim if hidden is None else hidden
         checks.at_least("hidden", self.hidden, 1)
-        self.norm, self.power = norm, power
+        self.norm = norm
         self.w_in = nn.Parameter(torch.randn(self.hidden) * 3**-0.5)
         self.w_out = nn.Parameter(torch.randn(self.hidden) * self.hidden**-0.5)
         self.output_norm = nn.LayerNorm(dim) if norm == "layer" else None
@@ -48,7 +48,7 @@ class SharedVector(RowMixer):
         total = x.sum(1)  # [S, D]; zero behind a row's end
         if self.norm == "length":
             count = x.shape[1] if rows is None else rows.lengths.clamp(min=1)[:, None].to(x.dtype)
-            total = total * count**-self.power
+            total = total * count**-0.5
         hidden = F.gelu(self.w_in[:, None] * total[:, None, :])  # [S, d', D]
         y = (self.w_out[None] @ hidden).squeeze(1)  # [S, D]
         if self.output_norm is not None:

@@ -1,7 +1,7 @@
 """Causal HyperMixing in plain torch (our extension of the paper): an exact scan in chunks.
 
     H_t = λ_t H_{t-1} + w1_t v_tᵀ      [k, e] per head          n_t = λ_t n_{t-1} + 1, the effective count
-    y_t = GELU(H_t / n_t^p)ᵀ w2_t
+    y_t = GELU(c(n_t) H_t)ᵀ w2_t                                c: see length_scale of hyper_mix
 
 GELU acts on the whole state, so there is no chunk-parallel identity as in linear attention: every state is formed.
 Only one chunk's states exist at a time; in training each chunk is recomputed in the backward pass.
@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from tokmix.ops.hyper_mix import length_scale
+
 CHUNK = 16
 
 
@@ -25,10 +27,10 @@ class Carry(NamedTuple):
 
 
 def causal_hyper_mix(
-    w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, power: float, carry: Carry
-) -> tuple[Tensor, Carry]:
+    w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, power: float | None, carry: Carry
+) -> tuple[Tensor, Tensor, Carry]:
     """w_in, w_out [B, H, L, k], values [B, H, L, e], log_decay [B, H, L] (log λ, None = no decay), real [B, L] (True =
-    real token; the others leave the state alone) -> y [B, H, L, e] and the state after the last token."""
+    real token; the others leave the state alone) -> y [B, H, L, e], counts n_t [B, H, L], the state after the last token."""
     B, H, L, _ = w_in.shape
     pad = -L % CHUNK
     if real is None:
@@ -40,24 +42,26 @@ def causal_hyper_mix(
     here = F.pad(here.expand(B, H, L), (0, pad))
     if log_decay is not None:
         log_decay = F.pad(torch.where(real[:, None], log_decay.to(dtype), 0), (0, pad))
-    outputs = []
+    outputs, numbers = [], []
     for start in range(0, L, CHUNK):
         part = slice(start, start + CHUNK)
         decay = None if log_decay is None else log_decay[:, :, part]
         given = (w_in[:, :, part], w_out[:, :, part], values[:, :, part], decay, here[:, :, part], power, *carry)
         if torch.is_grad_enabled() and L > CHUNK:
-            y, *after = checkpoint(_chunk, *given, use_reentrant=False, preserve_rng_state=False)
+            y, counts, hidden = checkpoint(_chunk, *given, use_reentrant=False, preserve_rng_state=False)
         else:
-            y, *after = _chunk(*given)
-        carry = Carry(*after)
+            y, counts, hidden = _chunk(*given)
+        carry = Carry(hidden, counts[:, :, -1])
         outputs.append(y)
-    return torch.cat(outputs, dim=2)[:, :, :L].to(given_dtype), carry
+        numbers.append(counts)
+    return torch.cat(outputs, dim=2)[:, :, :L].to(given_dtype), torch.cat(numbers, dim=2)[:, :, :L], carry
 
 
 def _chunk(
-    w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, here: Tensor, power: float, hidden: Tensor, count: Tensor
+    w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, here: Tensor, power: float | None, hidden: Tensor, count: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One chunk of C tokens: every state in it, [B, H, C, k, e], and what is read from each."""
+    """One chunk of C tokens: every state in it, [B, H, C, k, e], and what is read from each. Gives (y, counts, the
+    last state)."""
     added = w_in[..., :, None] * values[..., None, :]
     if log_decay is None:
         states = added.cumsum(2) + hidden[:, :, None]
@@ -70,9 +74,9 @@ def _chunk(
         states = (kept @ added.flatten(3)).view_as(added) + carried[..., None, None] * hidden[:, :, None]
         counts = (kept * here[..., None, :]).sum(-1) + carried * count[..., None]
     # A real token counts as one itself, so the clamp changes nothing but rows that have no token yet.
-    scaled = states * counts.clamp(min=1).pow(-power)[..., None, None]
-    y = (w_out[..., None, :] @ F.gelu(scaled)).squeeze(-2)
-    return y, states[:, :, -1], counts[:, :, -1]
+    scale = length_scale(counts.clamp(min=1), values.shape[-1], power)
+    y = (w_out[..., None, :] @ F.gelu(states * scale[..., None, None])).squeeze(-2)
+    return y, counts, states[:, :, -1]
 
 
 def matmul_flops(length: int, heads: int, e: int, k: int, decay: bool) -> int:

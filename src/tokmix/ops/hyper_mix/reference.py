@@ -62,6 +62,23 @@ def hyper_mix(queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_ou
     return merge_heads(mix(w_in, w_out, split_heads(values, heads), scale))
 
 
+def length_scale(counts: Tensor, e: int, power: float | None) -> Tensor:
+    """What a hidden state summed over that many tokens is multiplied by. A plain power is counts^-power (the paper's
+    is 1). The default keeps the state's scale at 1: contributions of single tokens add up like the root of their
+    number, what they have in common like the number itself; with random weights the latter is 0.6/e of the former."""
+    if power is not None:
+        return counts.pow(-power)
+    return (counts * (1 + 0.6 / e * counts)).rsqrt()
+
+
+def readout_scale(scale: Tensor, e: int, k: int, own: bool) -> Tensor:
+    """What the readout of k units is multiplied by, so that its scale stays near 1 too; scale is length_scale's.
+    own: with tied weights in self-mixing a token reads its own contribution, and what it has in common with the
+    others, with the very weights that wrote them, which adds up (the constants are fitted to random weights)."""
+    excess = 0.75 * (k / e) ** 0.5 + 0.6 * k * scale.square() if own else torch.zeros_like(scale)
+    return (k * (1 + excess)).rsqrt()
+
+
 def matmul_flops(queries: int, keys: int, heads: int, e: int, k: int, shared: bool) -> int:
     nets = keys if shared else keys + queries
     return heads * (nets * 2 * (e * e + e * k) + (keys + queries) * 2 * e * k)

@@ -1,9 +1,9 @@
 """HyperMLP and HyperGLU in plain torch (Lu & Yang 2026): scores mixed over lags before and after the activation.
 
-    z    [B, Hq, L, N]   scores q_t · k_j
-    R(z) = z (1 + p) + ((z A) ⊙ s) B      along the sequence, by lag t - j (or by position j without lag layout)
-    a    = ReLU(R1(z) / ‖R1(z)‖)          HyperGLU: times softplus of a second set of scores
-    w    = R2(a),  o_t = Σ_j w_tj v_j
+z    [B, Hq, L, N]   scores q_t · k_j
+R(z) = z (1 + p) + ((z A) ⊙ s) B      along the sequence, by lag t - j (or by position j without lag layout)
+a    = ReLU(R1(z) / ‖R1(z)‖)          HyperGLU: times softplus of a second set of scores
+w    = R2(a),  o_t = Σ_j w_tj v_j
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def _mixed(scores: Tensor, bank: Bank | None) -> Tensor:
 def hyper_mlp(q: Tensor, k: Tensor, v: Tensor, query_at: Tensor, first: Bank | None, second: Bank | None, lag: bool, limit: int) -> Tensor:
     """q [B, Hq, L, e], k [B, Hq, N, e], v [B, H, N, f] -> [B, H, L, f]; keys stand at positions 0, 1, ..., queries at
     query_at [1 or B, L]. Hq = 2 H means HyperGLU: gate heads first, then scale heads. limit: the banks' max_len."""
-    heads, keys = v.shape[1], k.shape[2]
+    heads, keys, dtype = v.shape[1], k.shape[2], v.dtype
+    if dtype.itemsize < 4:  # the norm divides by small numbers: rounded scores would turn the sign of the active set
+        q, k, first, second = q.float(), k.float(), _widened(first), _widened(second)
     scores = q @ k.transpose(-1, -2)  # [B, Hq, L, N]
     N = min(keys, limit)
     there = torch.arange(N, device=q.device) <= query_at[:, None, :, None]  # lags, or positions, that exist
@@ -65,7 +67,11 @@ def hyper_mlp(q: Tensor, k: Tensor, v: Tensor, query_at: Tensor, first: Bank | N
     weights = torch.where(there, _mixed(active, second), 0)
     if lag:
         weights = by_lag(weights, query_at, N)
-    return weights @ v[:, :, :N]
+    return weights.to(dtype) @ v[:, :, :N]
+
+
+def _widened(bank: Bank | None) -> Bank | None:
+    return None if bank is None else Bank(*(part.float() for part in bank))
 
 
 def matmul_flops(queries: int, keys: int, score_heads: int, heads: int, e: int, f: int, first: int, second: int) -> int:

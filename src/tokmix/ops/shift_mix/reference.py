@@ -71,5 +71,5 @@ def step_partners(x: Tensor, ring: Tensor, position: Tensor, counts: Tensor, shi
     slots = torch.arange(shift, device=x.device)
     newest = last - (last - slots) % shift  # the newest position that falls into each slot
     kept = torch.where(newest >= position[:, None], newest - position[:, None] + shift, slots)
-    pick = lambda index: both.gather(1, index[..., None].expand(B, -1, e))  # noqa: E731
+    pick = lambda index: both.gather(1, index[..., None].expand(B, -1, e))
     return pick(source), pick(kept)

@@ -1,0 +1,3 @@
+from tokmix.cli import main
+
+raise SystemExit(main())

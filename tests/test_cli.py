@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from tokmix.bench import import_time
+from tokmix.cli import main
+
+
+def test_list_names_every_mixer(capsys: pytest.CaptureFixture[str]) -> None:
+    import tokmix
+
+    assert main(["list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n{name} " in printed for name in tokmix.mixers())
+
+
+def test_show_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
+    import tokmix
+
+    assert main(["show", "hsm*2, attention(heads=2)", "--dim", "16", "--length", "8", "--vocab", "11", "--causal"]) == 0
+    printed = capsys.readouterr().out
+    config = tokmix.ModelConfig(stack="hsm*2, attention(heads=2)", dim=16, vocab=11, head="lm", causal=True, max_len=8)
+    model = tokmix.Model(config)
+    assert f"{model.parameter_count():,} parameters, {model.cost(8).matmul:,} matmul FLOPs" in printed
+    assert f"{model.cost(8).causal:,}" in printed
+    assert len(printed.splitlines()) == 9
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["show", "hsmm"], "did you mean 'hsm'"),
+        (["show", "fnet", "--causal"], "'fnet' has no 'causal' mode"),
+        (["show", "attention(heads=3)", "--dim", "16"], "heads=3 does not divide dim=16"),
+    ],
+)
+def test_what_does_not_work_is_said_in_one_line(command: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert words in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [[], ["shwo"], ["show"], ["show", "hsm", "--dimension", "3"], ["bench", "exports"]])
+def test_a_command_line_that_cannot_be_read_exits_with_two(command: list[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(command)
+    assert exit_.value.code == 2
+
+
+def test_the_import_benchmark_prints_machine_and_versions() -> None:
+    printed = import_time(repeats=1)
+    assert "torch 2." in printed and "Python 3." in printed and "import tokmix adds" in printed

@@ -1,0 +1,104 @@
+"""The house rules: one-way imports, a light import, a quick --help, no lint, no type errors."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tokmix
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "tokmix"
+
+# Top to bottom: a room imports from those above it, never from those below.
+ROOMS = [
+    "checks", "segments", "mixer", "rowmixer", "positions", "ops", "layers", "stack", "block", "model", "sampling", "budget", "adapt",
+    "data", "toy", "explain", "plots", "summary", "bench", "demo", "cli", "__main__",
+]  # fmt: skip
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT)
+
+
+def room(path: Path) -> str:
+    return path.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def imported_rooms(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "tokmix":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tokmix."):
+            found.add((node.module or "").split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("tokmix.")}
+    return found
+
+
+def test_imports_go_one_way() -> None:
+    for path in SOURCE.rglob("*.py"):
+        here = room(path)
+        if here == "__init__":
+            continue
+        assert here in ROOMS, f"{path.name} has no place in the house: add it to ROOMS"
+        for other in imported_rooms(path):
+            assert ROOMS.index(other) <= ROOMS.index(here), f"{path.relative_to(ROOT)} imports from {other}, which is below it"
+
+
+def test_no_file_outgrows_a_sitting() -> None:
+    long = {str(path.relative_to(ROOT)): lines for path in SOURCE.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 400}
+    assert not long
+
+
+def test_importing_loads_no_package_beyond_torchs_own() -> None:
+    code = """
+import sys, torch
+torch.compile, torch.utils.checkpoint
+before = {name.split('.')[0] for name in sys.modules}
+import tokmix
+for name in tokmix.__all__: getattr(tokmix, name)
+for name in tokmix.mixers():
+    tokmix.create(name, 16, causal='causal' in tokmix.mixer.mixer_class(name).modes, max_len=8)
+new = {name.split('.')[0] for name in sys.modules} - before - set(sys.stdlib_module_names)
+print(sorted(name for name in new if name != 'tokmix'))
+"""
+    done = run("-c", code)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["--help"], ["show", "--help"], ["list", "--help"], ["demo", "--help"], ["bench", "--help"]], ids=" ".join
+)
+def test_help_needs_no_torch(command: list[str]) -> None:
+    code = f"""
+import sys
+from tokmix.cli import main
+try: main({command!r})
+finally: assert 'torch' not in sys.modules
+"""
+    done = run("-c", code)
+    assert done.returncode == 0 and "usage: tokmix" in done.stdout, done.stderr
+
+
+def test_everything_public_is_there_and_typed() -> None:
+    for name in tokmix.__all__:
+        assert getattr(tokmix, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'mixer_zoo'"):
+        tokmix.mixer_zoo  # noqa: B018
+    assert callable(tokmix.mixers) and callable(tokmix.generate), "no submodule may take a public function's name"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["-m", "ruff", "check", "src", "tests"], ["-m", "ruff", "format", "--check", "src", "tests"], ["-m", "mypy"]],
+    ids=["lint", "format", "types"],
+)
+def test_lint_format_and_types(command: list[str]) -> None:
+    done = run(*command)
+    assert done.returncode == 0, done.stdout + done.stderr
