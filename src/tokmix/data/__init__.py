@@ -1,0 +1,1 @@
+"""Where batches come from: text and tables, and synthetic tasks."""
