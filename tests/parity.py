@@ -57,9 +57,11 @@ def hyper_mlp(data: Arrays) -> tuple[Tensor, Tensor]:
 
 def hyper_mixing(data: Arrays) -> tuple[Tensor, Tensor]:
     dim, heads, tied = data["query"].shape[-1], int(data["heads"]), bool(data["tied"])
-    hidden = data["hyper_w1_gen_fc2_weights"].shape[1] * heads
+    hidden, inner = (data[f"hyper_w1_gen_{layer}_weights"].shape[1] * heads for layer in ("fc2", "fc1"))
     longest = max(data["query"].shape[1], data["key"].shape[1])
-    mixer = tokmix.create("hypermixing", dim, causal=False, max_len=longest, tied=tied, heads=heads, hidden=hidden, bias=False).double()
+    mixer = tokmix.create(
+        "hypermixing", dim, causal=False, max_len=longest, tied=tied, heads=heads, hidden=hidden, inner=inner, bias=False
+    ).double()
     values = {"output_norm.weight": data["layer_norm_weight"], "output_norm.bias": data["layer_norm_bias"]}
     for net, number in (("net_in", "1"), ("net_out", "2")):
         if net == "net_in" or not tied:

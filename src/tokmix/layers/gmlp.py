@@ -58,7 +58,8 @@ class GMLP(RowMixer):
         past = memory.append(state["mixed"], mixed, position)
         seen = past[:, : self.max_len]
         at = positions.count(x.shape[1], position, x.device).clamp(max=self.max_len - 1)  # [B, L]
-        weight = self.spatial.tril()[at][..., : seen.shape[1]]  # [B, L, N]
+        earlier = torch.arange(seen.shape[1], device=x.device) <= at[..., None]  # [B, L, N]
+        weight = torch.where(earlier, self.spatial[at][..., : seen.shape[1]], 0)
         gate = weight @ seen + self.spatial_bias[at][..., None]
         return self.outer(kept * gate), {"mixed": past, "position": position + counts}
 

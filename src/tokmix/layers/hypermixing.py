@@ -23,22 +23,22 @@ from tokmix.segments import Rows
 
 
 class HyperNetwork(nn.Module):
-    """For each head an MLP e -> e -> k that turns a token into a row of weights."""
+    """For each head an MLP e -> i -> k that turns a token into a row of weights."""
 
-    def __init__(self, heads: int, e: int, k: int, bias: bool, gain: float):
+    def __init__(self, heads: int, e: int, i: int, k: int, bias: bool, gain: float):
         super().__init__()
-        self.inner = nn.Parameter(_normal(heads, e, e, gain))
-        self.outer = nn.Parameter(_normal(heads, e, k, gain))
-        self.inner_bias = nn.Parameter(torch.zeros(heads, e)) if bias else None
+        self.inner = nn.Parameter(_normal(heads, e, i, gain))
+        self.outer = nn.Parameter(_normal(heads, i, k, gain))
+        self.inner_bias = nn.Parameter(torch.zeros(heads, i)) if bias else None
         self.outer_bias = nn.Parameter(torch.zeros(heads, k)) if bias else None
 
     def weights(self) -> hyper_mix.Net:
         return hyper_mix.Net(self.inner, self.inner_bias, self.outer, self.outer_bias)
 
 
-def _normal(heads: int, e: int, out: int, gain: float) -> Tensor:
+def _normal(heads: int, fan_in: int, out: int, gain: float) -> Tensor:
     """Fan-in counted inside a head. Biases start at zero: large ones would give every token the same row."""
-    return torch.randn(heads, e, out) * gain * e**-0.5
+    return torch.randn(heads, fan_in, out) * gain * fan_in**-0.5
 
 
 @register("hypermixing")
@@ -46,6 +46,7 @@ class HyperMixing(RowMixer):
     """tied      one hypernetwork for both generated matrices, the paper's main setting
     heads     slices of the width, each with a hypernetwork of its own; divides dim and hidden
     hidden    the generated MLP's inner size d' (default: 2 dim)
+    inner     the hypernetworks' own inner size (default: dim)
     bias      in the hypernetworks
     norm      of the output: layer (LayerNorm), length (a fixed factor by the number of tokens), none
     position  code added to the hypernetworks' input, never to the values: none, learned, sinusoidal
@@ -68,6 +69,7 @@ class HyperMixing(RowMixer):
         tied: bool = True,
         heads: int = 1,
         hidden: int | None = None,
+        inner: int | None = None,
         bias: bool = True,
         norm: Literal["none", "layer", "length"] = "layer",
         position: positions.Code = "none",
@@ -79,6 +81,8 @@ class HyperMixing(RowMixer):
         hidden = 2 * dim if hidden is None else hidden
         checks.divides("heads", heads, "dim", dim)
         checks.divides("heads", heads, "hidden", hidden)
+        self.inner = dim if inner is None else inner
+        checks.divides("heads", heads, "inner", self.inner)
         if not causal and (decay not in (None, "none") or shift not in (None, 0)):
             raise ValueError(f"decay={decay!r} and shift={shift} work with causal=True only: leave them out")
         # Without these the causal form learns much more slowly (docs/log.md).
@@ -92,9 +96,9 @@ class HyperMixing(RowMixer):
         # LayerNorm takes any scale, so nn.Linear's own will do. Without a norm the sum over tokens grows with their
         # number, and a small start keeps it near 1 at the usual lengths of a sentence.
         gain = {"length": 1.25, "layer": 3**-0.5, "none": 0.3}[norm]
-        e, k = dim // heads, hidden // heads
-        self.net_in = HyperNetwork(heads, e, k, bias, gain)
-        self.net_out = None if tied else HyperNetwork(heads, e, k, bias, gain)
+        sizes = (dim // heads, self.inner // heads, hidden // heads)
+        self.net_in = HyperNetwork(heads, *sizes, bias, gain)
+        self.net_out = None if tied else HyperNetwork(heads, *sizes, bias, gain)
         self.output_norm = nn.LayerNorm(dim) if norm == "layer" else None
         if shift:
             self.blend = nn.Parameter(torch.full((dim,), 0.5))
@@ -198,13 +202,13 @@ class HyperMixing(RowMixer):
         return nn.functional.logsigmoid(logits.float() if tokens.dtype.itemsize < 4 else logits).transpose(1, 2)
 
     def cost(self, length: int) -> Cost:
-        H, e, k = self.heads, self.dim // self.heads, self.hidden // self.heads
+        H, e, i, k = self.heads, self.dim // self.heads, self.inner // self.heads, self.hidden // self.heads
         nets = 1 if self.tied else 2
-        pointwise = length * (nets * GELU * self.dim + (NORM * self.dim if self.output_norm is not None else 0))
+        pointwise = length * (nets * GELU * self.inner + (NORM * self.dim if self.output_norm is not None else 0))
         if not self.causal:
-            matmul = hyper_mix.matmul_flops(length, length, H, e, k, self.tied)
+            matmul = hyper_mix.matmul_flops(length, length, H, e, k, self.tied, i)
             return Cost(matmul, pointwise + GELU * self.hidden * e)
-        matmul = nets * length * H * 2 * (e * e + e * k) + causal_hyper_mix.matmul_flops(length, H, e, k, self.decay != "none")
+        matmul = nets * length * H * 2 * (e * i + i * k) + causal_hyper_mix.matmul_flops(length, H, e, k, self.decay != "none")
         if self.decay == "gate":
             matmul += length * 2 * self.dim * H
         decaying = (SIGMOID + causal_hyper_mix.CHUNK) * H if self.decay != "none" else 0

@@ -37,19 +37,19 @@ class MLPMixer(RowMixer):
     def limit(self) -> int:
         return self.max_len
 
-    def _weights(self) -> tuple[Tensor, Tensor]:
-        """Both [max_len, hidden], masked when causal."""
+    def _weights(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """What tokens at positions [...] give to the units and take from them, both [..., hidden]; masked when causal."""
+        inner, outer = self.inner[at], self.outer[at]
         if not self.causal:
-            return self.inner, self.outer
-        token = torch.arange(self.max_len, device=self.inner.device)[:, None]
-        owner = torch.arange(self.hidden, device=self.inner.device) * self.max_len // self.hidden
-        return torch.where(token <= owner, self.inner, 0), torch.where(token >= owner, self.outer, 0)
+            return inner, outer
+        owner = torch.arange(self.hidden, device=at.device) * self.max_len // self.hidden
+        return torch.where(at[..., None] <= owner, inner, 0), torch.where(at[..., None] >= owner, outer, 0)
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         L = x.shape[1]
-        inner, outer = self._weights()
-        hidden = F.gelu(inner[:L].T @ x + self.inner_bias[:, None])  # [S, hidden, D]
-        return outer[:L] @ hidden + self.outer_bias[:L, None]
+        inner, outer = self._weights(positions.count(L, None, x.device))
+        hidden = F.gelu(inner.T @ x + self.inner_bias[:, None])  # [S, hidden, D]
+        return outer @ hidden + self.outer_bias[:L, None]
 
     def empty_state(self, batch: int, like: Tensor) -> State:
         wide = positions.at_least_float32(like.dtype)
@@ -61,10 +61,10 @@ class MLPMixer(RowMixer):
         position, counts = state["position"], memory.new_counts(x, rows)
         memory.check_room(self.kind, self.max_len, position, counts)
         at = positions.count(x.shape[1], position, x.device).clamp(max=self.max_len - 1)  # [B, L]
-        inner, outer = self._weights()
-        sums = state["sums"] + inner[at].transpose(1, 2).to(state["sums"].dtype) @ x.to(state["sums"].dtype)
+        inner, outer = self._weights(at)  # [B, L, hidden]
+        sums = state["sums"] + inner.transpose(1, 2).to(state["sums"].dtype) @ x.to(state["sums"].dtype)
         hidden = F.gelu(sums.to(x.dtype) + self.inner_bias[:, None])
-        y = outer[at] @ hidden + self.outer_bias[at][..., None]
+        y = outer @ hidden + self.outer_bias[at][..., None]
         return y, {"sums": sums, "position": position + counts}
 
     def cost(self, length: int) -> Cost:

@@ -16,11 +16,11 @@ from torch import Tensor
 
 
 class Net(NamedTuple):
-    """A hypernetwork for each of H heads: e -> e -> k, with e = d/H and k = d'/H."""
+    """A hypernetwork for each of H heads: e -> i -> k, with e = d/H, k = d'/H, and i = e in the paper."""
 
-    inner: Tensor  # [H, e, e], input by output
-    inner_bias: Tensor | None  # [H, e]
-    outer: Tensor  # [H, e, k]
+    inner: Tensor  # [H, e, i], input by output
+    inner_bias: Tensor | None  # [H, i]
+    outer: Tensor  # [H, i, k]
     outer_bias: Tensor | None  # [H, k]
 
 
@@ -79,6 +79,7 @@ def readout_scale(scale: Tensor, e: int, k: int, own: bool) -> Tensor:
     return (k * (1 + excess)).rsqrt()
 
 
-def matmul_flops(queries: int, keys: int, heads: int, e: int, k: int, shared: bool) -> int:
-    nets = keys if shared else keys + queries
-    return heads * (nets * 2 * (e * e + e * k) + (keys + queries) * 2 * e * k)
+def matmul_flops(queries: int, keys: int, heads: int, e: int, k: int, shared: bool, inner: int | None = None) -> int:
+    """e, k and inner (where it is not e): widths within a head."""
+    nets, i = keys if shared else keys + queries, e if inner is None else inner
+    return heads * (nets * 2 * (e * i + i * k) + (keys + queries) * 2 * e * k)
