@@ -17,7 +17,7 @@ SOURCE = ROOT / "src" / "tokmix"
 # Top to bottom: a room imports from those above it, never from those below.
 ROOMS = [
     "checks", "segments", "mixer", "rowmixer", "positions", "ops", "layers", "stack", "block", "model", "sampling", "budget", "adapt",
-    "data", "toy", "explain", "plots", "summary", "bench", "demo", "cli", "__main__",
+    "data", "hf", "toy", "explain", "plots", "summary", "bench", "demo", "arguments", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields
+
+from tokmix.arguments import add_settings
+from tokmix.data.settings import PrepareSettings
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,6 +30,12 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="the known mixers: order, modes, options", allow_abbrev=False)
     listing.set_defaults(run=_list)
 
+    prepare = commands.add_parser("prepare", help="text -> token files, a tokenizer and a card", allow_abbrev=False)
+    prepare.add_argument("data", metavar="DATA", help="csv, tsv, jsonl, parquet, txt (also .gz), a folder of those, or a hub name")
+    prepare.add_argument("--out", required=True, help="new folder for what is written")
+    add_settings(prepare, PrepareSettings)
+    prepare.set_defaults(run=_prepare)
+
     show = commands.add_parser("show", help="a stack layer by layer: parameters, FLOPs, state, reach", allow_abbrev=False)
     show.add_argument("stack", metavar="STACK", help="for instance 'hsm*3, attention(heads=8)'")
     show.add_argument("--dim", type=int, default=256, help="width (default: %(default)s)")
@@ -45,6 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("what", choices=["import"], help="import: what `import tokmix` adds to `import torch`")
     bench.set_defaults(run=_bench)
     return parser
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from tokmix.data.prepare import prepare
+
+    given = {field.name: getattr(options, field.name) for field in fields(PrepareSettings)}
+    print(prepare(options.data, options.out, **given).summary())
+    print(f"written to {options.out}")
+    return 0
 
 
 def _list(options: argparse.Namespace) -> int:

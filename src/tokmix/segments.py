@@ -13,6 +13,7 @@ Everything is computed once, at construction, on the host: asking a GPU for a le
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -114,10 +115,13 @@ class Segments:
         width = needed if T is None else T
         if width < needed:
             raise ValueError(f"T={T} is shorter than the longest row of lengths, {needed}")
-        ids = torch.zeros(len(rows), width, dtype=torch.long)
-        for row, counts in zip(ids, rows, strict=True):
-            numbers = torch.arange(1, len(counts) + 1).repeat_interleave(torch.tensor(counts, dtype=torch.long))
-            row[: len(numbers)] = numbers
+        # Where each sequence ends; a token's id is the number of sequences that ended before it, plus one.
+        ends = [list(itertools.accumulate(row)) for row in rows]
+        most = max(map(len, ends), default=0)
+        table = torch.tensor([row + [width] * (most - len(row)) for row in ends], dtype=torch.long).view(len(rows), most)
+        column = torch.arange(width).expand(len(rows), width)
+        total = torch.tensor([sum(row) for row in rows], dtype=torch.long)[:, None]
+        ids = torch.where(column < total, torch.searchsorted(table, column.contiguous(), right=True) + 1, 0)
         segments = cls(ids)
         return segments if device is None else segments.to(device)
 

@@ -1,0 +1,145 @@
+"""The card of a prepared folder: what is in it, where it came from and how it was made, as JSON.
+
+It holds no times and no absolute paths: the same files and settings give the same card, byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokmix.checks import nearest
+from tokmix.data.folder import write_text
+
+NAME = "card.json"
+FORMAT = "tokmix-tokens"
+VERSION = 1
+
+
+@dataclass
+class SplitCard:
+    rows: int
+    tokens: int
+    bytes: int  # of the text, in UTF-8: what bits per byte are divided by
+    lengths: dict[str, Any]
+    labels: dict[str, int] = field(default_factory=dict)  # class -> rows
+    scores: dict[str, float] = field(default_factory=dict)  # min, max, mean, deviation
+    truncated: int = 0
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> bytes, sha256
+
+
+@dataclass
+class Card:
+    task: str
+    labels: list[str]  # class names in the order of their numbers; empty unless the task is classify
+    columns: dict[str, Any]
+    split_by: str  # how rows came into splits, in words
+    tokenizer: dict[str, Any]  # kind, vocab, roles (ids of pad, cls, sep, mask, eot), specials (special tokens in each row)
+    stream: bool  # documents of a running text (lm) and not rows with their own special tokens
+    max_len: int | None
+    dtype: str
+    shard_tokens: int
+    splits: dict[str, SplitCard]
+    overlap: dict[str, int]
+    left_out: dict[str, int]
+    source: list[dict[str, Any]]  # name, bytes, sha256 of each file read
+    settings: dict[str, Any]
+    warnings: list[str]
+    format: str = FORMAT
+    version: int = VERSION
+
+    def write(self, folder: Path) -> None:
+        write_text(folder / NAME, json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Card:
+        path = folder / NAME
+        if not folder.is_dir():
+            raise ValueError(f"no folder {str(folder)!r}")
+        if not path.is_file():
+            raise ValueError(f"{folder} is not a prepared folder: it has no {NAME}")
+        try:
+            known = json.loads(path.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
+        if not isinstance(known, dict) or known.get("format") != FORMAT:
+            raise ValueError(f"{path} does not describe token files")
+        if known.get("version") != VERSION:
+            raise ValueError(f"{path} has format version {known.get('version')!r}; this tokmix reads version {VERSION}")
+        try:
+            splits = {name: SplitCard(**split) for name, split in known.pop("splits").items()}
+            return cls(splits=splits, **known)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
+
+    def split(self, name: str) -> SplitCard:
+        if name not in self.splits:
+            raise ValueError(f"no split {name!r}; there are: {', '.join(self.splits)}{nearest(name, self.splits)}")
+        return self.splits[name]
+
+    def summary(self) -> str:
+        """What was made, in a few lines."""
+        columns = self.columns
+        used = f"text from {' and '.join(columns['text'])}" if columns.get("text") else "plain text"
+        used += f", target from {columns['target']}" if columns.get("target") else ""
+        lines = [f"task {self.task}: {used}; {self.split_by}"]
+        lines.append(
+            f"tokenizer {self.tokenizer['kind']}, {self.tokenizer['vocab']:,} ids"
+            + (f"; at most {self.max_len} a row" if self.max_len else "")
+        )
+        unit = "documents" if self.stream else "rows"
+        for name, split in self.splits.items():
+            lengths = split.lengths
+            shown = f"{name:5} {split.rows:>10,} {unit} {split.tokens:>13,} tokens"
+            shown += f"  length {lengths['p50']} median, {lengths['p99']} p99, {lengths['max']} max"
+            lines.append(shown + (f"  {split.truncated:,} cut" if split.truncated else ""))
+        if self.labels:
+            counts = self.splits["train"].labels if "train" in self.splits else {}
+            lines.append(
+                f"{len(self.labels)} classes: "
+                + ", ".join(f"{label} {counts.get(label, 0):,}" for label in self.labels[:12])
+                + (", ..." if len(self.labels) > 12 else "")
+            )
+        return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
+
+
+def length_facts(counts: Counter[int]) -> dict[str, Any]:
+    """From how often each length occurs: range, mean, percentiles, and a histogram by powers of two."""
+    total = sum(counts.values())
+    if not total:
+        return {"min": 0, "max": 0, "mean": 0.0, "p50": 0, "p90": 0, "p99": 0, "histogram": {}}
+    ordered = sorted(counts)
+    facts: dict[str, Any] = {"min": ordered[0], "max": ordered[-1]}
+    facts["mean"] = round(sum(length * count for length, count in counts.items()) / total, 3)
+    for percent in (50, 90, 99):
+        facts[f"p{percent}"] = _percentile(ordered, counts, total, percent)
+    histogram: Counter[int] = Counter()
+    for length, count in counts.items():
+        histogram[1 << max(length - 1, 0).bit_length()] += count
+    facts["histogram"] = {f"<={edge}": histogram[edge] for edge in sorted(histogram)}
+    return facts
+
+
+def _percentile(ordered: Sequence[int], counts: Counter[int], total: int, percent: int) -> int:
+    """The smallest length that at least this share of the rows does not exceed."""
+    seen = 0
+    for length in ordered:
+        seen += counts[length]
+        if seen * 100 >= total * percent:
+            return length
+    return ordered[-1]
+
+
+def hash_file(path: Path, name: str, advance: Callable[[int], None] = lambda n: None) -> dict[str, Any]:
+    digest, size = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while data := file.read(2**20):
+            digest.update(data)
+            size += len(data)
+            advance(len(data))
+    return {"name": name, "bytes": size, "sha256": digest.hexdigest()}

@@ -1,0 +1,188 @@
+"""Which columns of a table hold text and label, and which task they make: guessed from the header, overridable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokmix.checks import one_of
+from tokmix.data.read import place
+
+TASKS = ("classify", "regress", "lm", "mlm")
+PAIRS = (
+    ("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"), ("text1", "text2"),
+    ("text_a", "text_b"), ("sentence_a", "sentence_b"), ("question", "sentence"), ("question", "passage"), ("query", "passage"),
+)  # fmt: skip
+TEXTS = ("text", "sentence", "content", "review", "body", "comment", "document", "message", "tweet", "snippet", "utterance",
+         "question", "article", "description", "abstract", "title")  # fmt: skip
+LABELS = ("label", "labels", "class", "category", "target", "intent", "sentiment", "topic", "tag", "gold_label", "coarse_label", "y")
+SCORES = ("score", "similarity", "similarity_score", "relatedness_score", "rating", "stars", "value")
+IGNORED = ("", "id", "idx", "index", "guid", "uid", "uuid", "pairid", "row", "split", "url", "unnamed: 0")
+
+
+@dataclass(frozen=True)
+class Columns:
+    text: tuple[str, ...]  # one, or two for a pair
+    target: str | None = None
+    split: str | None = None
+    group: str | None = None  # rows of one group stay in one split
+
+    def all(self) -> list[str]:
+        return [*self.text, *(column for column in (self.target, self.split, self.group) if column)]
+
+
+def choose_columns(
+    name: str,
+    columns: Sequence[str],
+    *,
+    task: str | None = None,
+    text: str | Sequence[str] | None = None,
+    label: str | None = None,
+    split: str | None = None,
+    group: str | None = None,
+) -> Columns:
+    """The columns asked for (each checked), and guesses for the rest."""
+    known = {column.lower(): column for column in columns}
+    texts = _asked(text, columns)
+    for asked in (*texts, label, split, group):
+        if asked is not None:
+            _check(name, columns, asked)
+    if len(texts) > 2:
+        raise ValueError(f"text={text!r} names {len(texts)} columns; one, or two for a pair, can be used")
+    split = split or known.get("split")
+    target = label or (None if task in ("lm", "mlm") else _first(known, (*LABELS, *SCORES), (*texts, split, group)))
+    taken = {target, split, group}
+    texts = texts or _guess_text(known, taken)
+    rest = [column for column in columns if column not in {*taken, *texts} and column.lower() not in IGNORED]
+    if not texts:
+        if len(rest) != 1:
+            raise ValueError(_unclear(name, columns, "text", "text=COLUMN (or text=ONE,OTHER for a pair)"))
+        texts, rest = (rest[0],), []
+    if target is None and task not in ("lm", "mlm"):
+        if len(rest) > 1 or (not rest and task):
+            raise ValueError(_unclear(name, columns, "the label or score", "label=COLUMN, or task=lm where there is none"))
+        target = rest[0] if rest else None
+    return Columns(texts, target, split, group)
+
+
+def _asked(text: str | Sequence[str] | None, columns: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(text, str):
+        return (text,) if text in columns else tuple(piece.strip() for piece in text.split(","))
+    return tuple(text or ())
+
+
+def _guess_text(known: dict[str, str], taken: set[str | None]) -> tuple[str, ...]:
+    for pair in PAIRS:
+        if all(name in known and known[name] not in taken for name in pair):
+            return tuple(known[name] for name in pair)
+    one = _first(known, TEXTS, tuple(taken))
+    return (one,) if one else ()
+
+
+def _first(known: dict[str, str], names: Sequence[str], taken: Sequence[str | None]) -> str | None:
+    return next((known[name] for name in names if name in known and known[name] not in taken), None)
+
+
+def _check(name: str, columns: Sequence[str], asked: str) -> None:
+    if asked not in columns and looks_like_data(columns):
+        raise ValueError(_no_header(name, columns))
+    place(name, columns, asked)
+
+
+def looks_like_data(columns: Sequence[str]) -> bool:
+    """Whether a first line reads like a row and not like names: a number, or something as long as a sentence."""
+    return any(_is_number(column) or len(column) > 60 or len(column.split()) > 3 for column in columns)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _no_header(name: str, columns: Sequence[str]) -> str:
+    shown = " | ".join(column[:30] for column in columns[:5])
+    return f"{name} has no header line: its first line is {shown!r}; add one, or name the columns with header=text,label"
+
+
+def _unclear(name: str, columns: Sequence[str], what: str, option: str) -> str:
+    if looks_like_data(columns):
+        return _no_header(name, columns)
+    shown = ", ".join(columns)
+    return f"{name}: cannot tell which column is {what} among {shown}; say {option} (no header line? name the columns with header=)"
+
+
+class Targets:
+    """What a target column holds, seen row by row: class names with counts, or numbers. Bounded in memory."""
+
+    MOST = 1000  # more distinct values than this are no classes
+
+    def __init__(self) -> None:
+        self.counts: dict[str, dict[str, int]] = {}  # value -> split -> rows
+        self.first: dict[str, str] = {}  # value -> where it was first seen
+        self.many = self.fraction = False
+        self.not_number: tuple[str, str] | None = None  # the first value that is no number, and where
+        self.not_finite: tuple[str, str] | None = None
+        self.low, self.high = float("inf"), float("-inf")
+
+    def see(self, value: str, split: str, where: str) -> None:
+        if not self.many:
+            if value not in self.counts and len(self.counts) == self.MOST:
+                self.many = True
+            else:
+                self.first.setdefault(value, where)
+                row = self.counts.setdefault(value, {})
+                row[split] = row.get(split, 0) + 1
+                if row[split] > 1:
+                    return  # everything below was noted the first time
+        self._see_number(value, where)
+
+    def _see_number(self, value: str, where: str) -> None:
+        if self.not_number:
+            return
+        try:
+            number = float(value)
+        except ValueError:
+            self.not_number = (value, where)
+            return
+        if number - number != 0:  # nan or infinite
+            self.not_finite = self.not_finite or (value, where)
+            return
+        self.fraction |= number != int(number)
+        self.low, self.high = min(self.low, number), max(self.high, number)
+
+    def task(self, column: str) -> str:
+        numbers = not self.not_number
+        if numbers and (self.fraction or self.many or column.lower() in SCORES):
+            return "regress"
+        return "classify"
+
+    def check(self, task: str, column: str) -> None:
+        """One line where the column does not fit the task."""
+        one_of("task", task, TASKS)
+        if task == "regress":
+            if self.not_number:
+                raise ValueError(f"{self.not_number[1]}: {column} {self.not_number[0]!r} is not a number")
+            if self.not_finite:
+                raise ValueError(f"{self.not_finite[1]}: {column} is {self.not_finite[0]}; a score has to be a finite number")
+            if self.low == self.high:
+                raise ValueError(f"every {column} is {self.low:g}: there is nothing to learn")
+        elif task == "classify":
+            if self.not_finite and not self.not_number:
+                raise ValueError(f"{self.not_finite[1]}: {column} is {self.not_finite[0]} among numbers: a missing label")
+            if self.many:
+                raise ValueError(
+                    f"column {column!r} has more than {self.MOST} distinct values, too many for classes; name the label with label="
+                )
+            if len(self.counts) == 1:
+                raise ValueError(f"every {column} is {next(iter(self.counts))!r}: a single class, so there is nothing to learn")
+
+    def names(self, order: Sequence[str] | None = None) -> list[str]:
+        """The classes: in the order the data set gives, else by number, else by name."""
+        if order is not None:
+            return list(order)
+        if not self.not_number and not self.not_finite:
+            return sorted(self.counts, key=lambda name: (float(name), name))
+        return sorted(self.counts)

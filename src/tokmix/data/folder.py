@@ -1,0 +1,83 @@
+"""A folder that appears complete or not at all, whatever kills the process that fills it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder that appears under its name complete or not at all: it is filled beside `out` and renamed at the end."""
+    check_free(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(out)
+    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    partial.mkdir()
+    lock = _lock(partial)
+    try:
+        yield partial
+        (partial / "lock").unlink()
+        _sync_folder(partial)
+        check_free(out)
+        partial.rename(out)
+        _sync_folder(out.parent)
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise OSError(error.errno, f"no space left for {out}; what was written of it has been removed") from None
+        raise
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def check_free(out: Path) -> None:
+    if out.exists() or out.is_symlink():
+        raise ValueError(f"{out} exists already; nothing is overwritten: name another folder, or remove it")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Text on disk, not only in a buffer: the rename that makes a folder valid must not overtake its content."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _lock(partial: Path) -> int | None:
+    """Held as long as the process lives, however it ends: tells a folder in the making from an abandoned one."""
+    try:
+        import fcntl
+    except ImportError:  # pragma: no cover - not a Unix: abandoned folders stay
+        return None
+    handle = os.open(partial / "lock", os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _remove_abandoned(out: Path) -> None:
+    for partial in out.parent.glob(f".{out.name}.partial-*"):
+        handle = _lock(partial) if (partial / "lock").exists() else None
+        if handle is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+            os.close(handle)
+
+
+def _sync_folder(folder: Path) -> None:
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # pragma: no cover - not a Unix
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,86 @@
+"""Bytes of a file -> text, a bounded piece at a time, with the line number of whatever is wrong."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+CHUNK = 2**20  # bytes read at once
+LONGEST_LINE = 2**26  # a row of a table larger than this is a mistake (an unclosed quote, a file that is no table)
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """The file's bytes, unpacked where it is gzip (told by its first bytes: the name may lie)."""
+    with open(path, "rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return cast(BinaryIO, gzip.open(path, "rb")) if packed else open(path, "rb")
+
+
+@contextmanager
+def _text_file(path: Path, encoding: str) -> Iterator[BinaryIO]:
+    _check_encoding(encoding)
+    try:
+        with open_bytes(path) as file:
+            head = file.read(8192)
+        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise ValueError(f"{path} is UTF-16; convert it to utf-8")
+        if b"\0" in head:
+            raise ValueError(f"{path} is a binary file, not text")
+        with open_bytes(path) as file:
+            if head.startswith(codecs.BOM_UTF8):
+                file.read(len(codecs.BOM_UTF8))
+            yield file
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is a damaged gzip file: {error}") from None
+
+
+def lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
+    """(line number from 1, line with its end) of a text file, one line in memory at a time."""
+    number = 0
+    with _text_file(path, encoding) as file:
+        while line := file.readline(LONGEST_LINE):
+            number += 1
+            if len(line) == LONGEST_LINE:
+                raise ValueError(f"{path}, line {number}: longer than {LONGEST_LINE >> 20} MiB")
+            try:
+                text = line.decode(encoding)
+            except UnicodeDecodeError as error:
+                raise ValueError(_undecodable(path, number, error)) from None
+            yield number, text
+
+
+def chunks(path: Path, encoding: str = "utf-8") -> Iterator[str]:
+    """The text of a file in pieces of about a megabyte, cut anywhere: for text whose lines have no bounded length."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    ends = 0  # line ends so far
+    with _text_file(path, encoding) as file:
+        while True:
+            data = file.read(CHUNK)
+            try:
+                text = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                raise ValueError(_undecodable(path, ends + error.object[: error.start].count(b"\n") + 1, error)) from None
+            ends += data.count(b"\n")
+            if text:
+                yield text
+            if not data:
+                return
+
+
+def _check_encoding(encoding: str) -> None:
+    try:
+        plain = "\n".encode(encoding) == b"\n"
+    except LookupError:
+        raise ValueError(f"unknown encoding {encoding!r}; known are Python's, such as utf-8, latin-1, cp1252") from None
+    if not plain:
+        raise ValueError(f"encoding {encoding!r} has line ends of several bytes; convert the file to utf-8")
+
+
+def _undecodable(path: Path, number: int, error: UnicodeDecodeError) -> str:
+    byte = error.object[error.start]
+    return f"{path}, line {number}: byte 0x{byte:02x} is not {error.encoding}; name the file's encoding, for instance encoding=latin-1"

@@ -1,0 +1,54 @@
+"""Progress bars, or silence: on a terminal with `rich` a bar, elsewhere nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+Advance = Callable[[int], None]
+
+
+class Progress:
+    def __init__(self, shown: bool | None = None):
+        self._bars: Any = None
+        if shown or (shown is None and sys.stderr.isatty()):
+            self._bars = _bars()
+
+    def __enter__(self) -> Self:
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    @contextmanager
+    def stage(self, name: str, total: int | None = None) -> Iterator[Advance]:
+        """A bar that fills as it is told how much was done; a count where the total is not known."""
+        if self._bars is None:
+            yield lambda n: None
+            return
+        bar = self._bars.add_task(name, total=total)
+        yield lambda n: self._bars.advance(bar, n)
+        task = self._bars.tasks[bar]
+        self._bars.update(bar, total=max(task.completed, 1), completed=max(task.completed, 1))
+
+
+def _bars() -> Any:
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+    except ImportError:
+        return None  # a bar is a comfort, not a need
+    columns = [
+        TextColumn("{task.description:22}"),
+        BarColumn(),
+        TextColumn("{task.completed:>12,.0f}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    ]
+    return Bars(*columns, console=Console(stderr=True))

@@ -1,0 +1,92 @@
+"""Which split a text belongs to: the one it was given in, or a hash of the text; never its place in the file.
+
+key    64 bits of a hash of the normalised text (of both texts for a pair); written beside the tokens
+place  key -> train, valid or test; equal texts have equal keys, so they cannot part
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from tokmix.checks import within
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SPLITS = ("train", "valid", "test")
+_NAMES = {"train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid"}
+_NAMES |= {"development": "valid", "eval": "valid", "test": "test", "testing": "test"}
+
+
+def split_of_name(name: str) -> str | None:
+    """'train-00000-of-00002' -> train, 'validation_matched' -> valid, 'my_test' -> test, 'contest' -> None."""
+    for word in re.split(r"[^a-z]+", name.lower()):
+        if word in _NAMES:
+            return _NAMES[word]
+    return None
+
+
+def split_of_path(path: str) -> str | None:
+    """From the file's own name, else from the folders above it, nearest first."""
+    return next((split for piece in reversed(PurePath(path).parts) if (split := split_of_name(piece))), None)
+
+
+def normalise(text: str) -> str:
+    """What counts as the same text: case, width and spacing do not matter."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    return " ".join(text.casefold().split())
+
+
+def text_key(*texts: str) -> int:
+    joined = "\x1f".join(normalise(text) for text in texts)
+    return int.from_bytes(hashlib.blake2b(joined.encode(), digest_size=8).digest(), "little")
+
+
+def place(key: int, valid: float, test: float) -> str:
+    """Test is cut from one end of the range of keys and valid from the other, so changing one leaves the other."""
+    share = key / 2**64
+    if share < test:
+        return "test"
+    return "valid" if share >= 1 - valid else "train"
+
+
+def check_shares(valid: float, test: float) -> None:
+    within("valid", valid, 0, 1)
+    within("test", test, 0, 1)
+    if valid + test >= 1:
+        raise ValueError(f"valid={valid} and test={test} leave nothing to train on")
+
+
+def holdout(keys: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers (kept, held out), by the same keys: equal texts stay together. For model selection within train.
+
+    The keys are mixed once more: train's own keys are what `place` left over, so their plain values are not uniform."""
+    from tokmix.data.extra import np
+    from tokmix.data.order import mix
+
+    within("share", share, 0, 1)
+    held = mix(np.asarray(keys, dtype=np.uint64), 0x686F6C64, seed) < np.uint64(min(int(share * 2**64), 2**64 - 1))
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def overlap(keys: dict[str, np.ndarray], chunk: int = 2**22) -> dict[str, int]:
+    """'valid in train' -> how many rows of valid have a text that train has too; likewise for the other pairs.
+
+    Only the later split's distinct keys are held in memory; train is walked through in chunks."""
+    from tokmix.data.extra import np
+
+    counts = {}
+    names = [name for name in SPLITS if name in keys]
+    for i, later in enumerate(names):
+        distinct, copies = np.unique(keys[later], return_counts=True)
+        for earlier in names[:i]:
+            hit = np.zeros(len(distinct), dtype=bool)
+            for start in range(0, len(keys[earlier]), chunk):
+                hit |= np.isin(distinct, keys[earlier][start : start + chunk])
+            counts[f"{later} in {earlier}"] = int(copies[hit].sum())
+    return counts

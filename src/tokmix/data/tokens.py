@@ -1,0 +1,143 @@
+"""Token files on disk: read by memory map, so that nothing has to fit in memory.
+
+train-00000.tokens.bin    ids, one after another (uint16, or uint32 for a large vocabulary); shards of a fixed number of ids
+train-00001.tokens.bin
+train.offsets.bin         int64 [rows + 1]: row r is ids[offsets[r] : offsets[r + 1]], counted over all shards
+train.targets.bin         int32 class numbers or float32 scores [rows]; absent where there are no targets
+train.keys.bin            uint64 [rows]: the hash of each row's text (see split.py)
+tokenizer.json, card.json
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokmix.data.card import FORMAT, NAME, Card, hash_file
+from tokmix.data.extra import np
+
+TARGETS = {"classify": "int32", "regress": "float32"}
+
+
+def shard_name(split: str, index: int) -> str:
+    return f"{split}-{index:05d}.tokens.bin"
+
+
+class TokenSplit:
+    """Rows of one split by number. Opens its files on first use; pickles as its path."""
+
+    def __init__(self, folder: Path, name: str, card: Card):
+        self.folder, self.name, self.card, self.facts = folder, name, card, card.split(name)
+        self.shard_tokens = card.shard_tokens
+        self._maps: dict[str, np.ndarray] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenSplit, (self.folder, self.name, self.card)
+
+    def __len__(self) -> int:
+        return self.facts.rows
+
+    @property
+    def tokens(self) -> int:
+        return self.facts.tokens
+
+    @property
+    def offsets(self) -> np.ndarray:
+        return self._map(f"{self.name}.offsets.bin", "int64")  # [rows + 1]
+
+    @property
+    def keys(self) -> np.ndarray:
+        return self._map(f"{self.name}.keys.bin", "uint64")  # [rows]
+
+    @property
+    def targets(self) -> np.ndarray | None:
+        dtype = TARGETS.get(self.card.task)
+        return self._map(f"{self.name}.targets.bin", dtype) if dtype else None  # [rows]
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        return self.offsets[rows + 1] - self.offsets[rows]
+
+    def row(self, index: int) -> np.ndarray:
+        """The ids of one row. [length] int64"""
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        return self.read(int(self.offsets[index]), int(self.offsets[index + 1]))
+
+    def rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of some rows end to end [N] int64, and the rows' lengths."""
+        starts, lengths = self.offsets[rows], self.lengths(rows)
+        shards = np.unique(np.concatenate([starts, starts + np.maximum(lengths, 1) - 1]) // self.shard_tokens)
+        if len(shards) > 1:
+            return np.concatenate([self.read(int(start), int(start + n)) for start, n in zip(starts, lengths, strict=True)]), lengths
+        index = np.arange(int(lengths.sum())) + np.repeat(starts % self.shard_tokens - (np.cumsum(lengths) - lengths), lengths)
+        return self._map(shard_name(self.name, int(shards[0])), self.card.dtype)[index].astype(np.int64), lengths
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Ids start to stop of all rows laid end to end. [stop - start] int64"""
+        pieces = []
+        while start < stop:
+            shard, begin = divmod(start, self.shard_tokens)
+            end = min(self.shard_tokens, begin + stop - start)
+            pieces.append(self._map(shard_name(self.name, shard), self.card.dtype)[begin:end].astype(np.int64))
+            start += end - begin
+        return pieces[0] if len(pieces) == 1 else np.concatenate([np.zeros(0, dtype=np.int64), *pieces])
+
+    def _map(self, file: str, dtype: str) -> np.ndarray:
+        if file not in self._maps:
+            path = self.folder / file
+            # An empty file cannot be mapped; a plain view of the map is quicker to index than the map.
+            self._maps[file] = np.asarray(np.memmap(path, dtype=dtype, mode="r")) if path.stat().st_size else np.zeros(0, dtype=dtype)
+        return self._maps[file]
+
+
+class TokenFiles:
+    """A prepared folder: `files["train"]` gives a split. Opening checks the card and every file's size; `verify` every byte."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self.card = Card.read(self.folder)
+        for name in [file for split in self.card.splits.values() for file in split.files] + ["tokenizer.json"]:
+            if not (self.folder / name).is_file():
+                raise ValueError(f"{self.folder} is damaged: {name} is missing")
+        for split in self.card.splits.values():
+            for name, facts in split.files.items():
+                size = (self.folder / name).stat().st_size
+                if size != facts["bytes"]:
+                    raise ValueError(f"{self.folder} is damaged: {name} has {size:,} bytes, not {facts['bytes']:,}")
+        for name in self.card.splits:
+            offsets = self[name].offsets
+            if len(offsets) != len(self[name]) + 1 or offsets[0] != 0 or offsets[-1] != self[name].tokens:
+                raise ValueError(f"{self.folder} is damaged: {name}.offsets.bin does not fit {name}'s tokens")
+
+    @property
+    def splits(self) -> list[str]:
+        return list(self.card.splits)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.card.splits
+
+    def __getitem__(self, name: str) -> TokenSplit:
+        return TokenSplit(self.folder, name, self.card)
+
+    def tokenizer(self) -> Any:
+        from tokmix.data.tokenize import load_tokenizer
+
+        return load_tokenizer(self.folder / "tokenizer.json")
+
+    def verify(self) -> None:
+        """Read everything once and compare hashes."""
+        for split in self.card.splits.values():
+            for name, facts in split.files.items():
+                if hash_file(self.folder / name, name)["sha256"] != facts["sha256"]:
+                    raise ValueError(f"{self.folder} is damaged: the content of {name} has changed")
+        if hash_file(self.folder / "tokenizer.json", "")["sha256"] != self.card.tokenizer["sha256"]:
+            raise ValueError(f"{self.folder} is damaged: the content of tokenizer.json has changed")
+
+
+def is_prepared(folder: str | Path) -> bool:
+    """Whether this is a folder written by `prepare` (and not, say, one with data to prepare)."""
+    try:
+        return json.loads((Path(folder) / NAME).read_bytes()).get("format") == FORMAT
+    except (OSError, ValueError, AttributeError):
+        return False
