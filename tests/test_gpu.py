@@ -55,7 +55,9 @@ def test_inductor_compiles_one_graph(case: Case) -> None:
 
 def test_generation_on_the_gpu() -> None:
     torch.manual_seed(0)
-    config = tokmix.ModelConfig(stack="hsm, attention, hypermixing(heads=2), hypermlp", dim=16, vocab=50, head="lm", causal=True, max_len=64)
+    config = tokmix.ModelConfig(
+        stack="hsm, attention, hypermixing(heads=2), hypermlp", dim=16, vocab=50, head="lm", causal=True, max_len=64
+    )
     model = tokmix.Model(config).double()
     prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
     expected = tokmix.generate(model, prompts, max_new=20, temperature=0.7, seed=1)

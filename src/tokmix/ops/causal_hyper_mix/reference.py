@@ -23,7 +23,7 @@ CHUNK = 16
 
 class Carry(NamedTuple):
     hidden: Tensor  # [B, H, k, e]
-    count: Tensor  # [B, H]
+    count: Tensor  # type: ignore[assignment]  # [B, H]; tuple has a method of that name, which nobody calls here
 
 
 def causal_hyper_mix(

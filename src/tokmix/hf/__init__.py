@@ -1,0 +1,47 @@
+"""Hugging Face models for all mixers: importing this file makes them known to the Auto classes, pipelines and Trainer.
+
+import tokmix.hf
+config = tokmix.hf.TokmixConfig(stack="hypermixing*4", dim=128, vocab=8000, causal=False, max_len=256)
+model = tokmix.hf.TokmixForSequenceClassification(config)      # model.core is the tokmix.Model inside
+model.save_pretrained("folder")
+AutoModelForSequenceClassification.from_pretrained("folder")    # no trust_remote_code
+
+config.py     TokmixConfig: the fields of ModelConfig and a format version
+models.py     one class a head; base.py: what they share, and loading; inputs.py, loss.py: what goes in, what comes out
+cache.py      the cache of generate(): the mixers' own states
+tokenizer.py  a `tokenizers` object as pipelines want it
+"""
+
+from __future__ import annotations
+
+try:
+    import transformers
+except ImportError as error:
+    raise ImportError("tokmix.hf needs the package transformers: pip install 'tokmix[lab]'") from error
+
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tokmix.hf.config import FORMAT_VERSION, TokmixConfig
+from tokmix.hf.models import MODELS, TokmixForCausalLM, TokmixForMaskedLM, TokmixForSequenceClassification, TokmixModel, load_model
+from tokmix.hf.tokenizer import wrap_tokenizer
+
+__all__ = [
+    "FORMAT_VERSION",
+    "MODELS",
+    "TokmixConfig",
+    "TokmixForCausalLM",
+    "TokmixForMaskedLM",
+    "TokmixForSequenceClassification",
+    "TokmixModel",
+    "load_model",
+    "wrap_tokenizer",
+]
+
+transformers.AutoConfig.register(TokmixConfig.model_type, TokmixConfig, exist_ok=True)
+transformers.AutoModel.register(TokmixConfig, TokmixModel, exist_ok=True)
+transformers.AutoModelForSequenceClassification.register(TokmixConfig, TokmixForSequenceClassification, exist_ok=True)
+transformers.AutoModelForCausalLM.register(TokmixConfig, TokmixForCausalLM, exist_ok=True)
+transformers.AutoModelForMaskedLM.register(TokmixConfig, TokmixForMaskedLM, exist_ok=True)
+transformers.AutoTokenizer.register(TokmixConfig, fast_tokenizer_class=transformers.PreTrainedTokenizerFast, exist_ok=True)
+# Trainer's label smoothing asks this list, and not the Auto classes, whether labels have to be shifted by one token.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[TokmixConfig.model_type] = TokmixForCausalLM.__name__

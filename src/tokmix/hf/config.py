@@ -1,0 +1,151 @@
+"""The settings of a model as config.json holds them: the fields of ModelConfig, a format version, and names for the classes."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from dataclasses import asdict, fields
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from tokmix import stack
+from tokmix.hf.cache import LAYER_TYPE
+from tokmix.model import ModelConfig
+
+FORMAT_VERSION = 1
+CORE = tuple(field.name for field in fields(ModelConfig))
+PROBLEMS: dict[str, Any] = {"classify": "single_label_classification", "regress": "regression"}
+_LABELS = ("num_labels", "id2label", "label2id")
+
+
+@strict
+class TokmixConfig(PreTrainedConfig):
+    """The fields are those of ModelConfig, and mean the same, with two more defaults:
+
+    head     none: the model class decides
+    classes  as many as id2label or num_labels say, else 2; a regression has 1 output
+    """
+
+    model_type = "tokmix"
+    attribute_map = {
+        "vocab_size": "vocab",
+        "hidden_size": "dim",
+        "max_position_embeddings": "max_len",
+        "tie_word_embeddings": "tie",
+    }
+    keys_to_ignore_at_inference = ["past_key_values"]
+    has_no_defaults_at_init = True
+    # Only whole layers are sharded on their own: the embedding is also the output matrix of a tied model.
+    base_model_fsdp_plan = {"layers.*": "free_full_weight"}
+
+    stack: str
+    dim: int
+    vocab: int
+    causal: bool
+    max_len: int
+    head: str = "none"
+    classes: int | None = None
+    layout: str = "pre"
+    norm: str = "layer"
+    feed_forward: int | str | None = "auto"
+    feed_forward_kind: str = "gelu"
+    dropout: float = 0.0
+    positions: str = "sinusoidal"
+    pooling: str = "mean"
+    tie: bool = True
+    ladder: str = "kind"
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self, **more: Any) -> None:
+        if self.format_version != FORMAT_VERSION:
+            raise ValueError(f"model format version {self.format_version!r} is unknown; this tokmix reads version {FORMAT_VERSION}")
+        for key in more:  # Hugging Face keeps any attribute; one that is nearly ours is a typing error
+            if close := difflib.get_close_matches(key, CORE, n=1, cutoff=0.85):
+                raise ValueError(f"TokmixConfig has no setting {key!r}, did you mean {close[0]!r}?")
+        self._count_classes(more.pop("num_labels", None))
+        self._settle()
+        super().__post_init__(num_labels=self.classes, **more)
+
+    def _count_classes(self, num_labels: int | None) -> None:
+        named = None if self.id2label is None else len(self.id2label)
+        if self.head == "regress":
+            self.classes = 1  # the core ignores it then
+        given = {"classes": self.classes, "num_labels": num_labels, "names in id2label": named}
+        counts = {what: number for what, number in given.items() if number is not None}
+        if len(set(counts.values())) > 1:
+            shown = ", ".join(f"{what}: {number}" for what, number in counts.items())
+            raise ValueError(f"head={self.head!r} has contradicting numbers of outputs ({shown})")
+        self.classes = next(iter(counts.values()), 2)
+
+    def _settle(self) -> None:
+        """Have the core check all fields, and take them as it spells them; the head says what the problem is."""
+        for name, value in asdict(self.core()).items():
+            setattr(self, name, value)
+        expected = PROBLEMS.get(self.head)
+        if self.problem_type not in (None, expected) and (expected or self.problem_type not in PROBLEMS.values()):
+            known = ", ".join(f"{problem} with head {head!r}" for head, problem in PROBLEMS.items())
+            raise ValueError(f"problem_type={self.problem_type!r} does not fit head={self.head!r}; known: {known}")
+        if expected == "regression" or (expected and self.classes != 1):
+            self.problem_type = expected
+
+    def core(self) -> ModelConfig:
+        """The same settings for tokmix.Model."""
+        return ModelConfig(**{name: getattr(self, name) for name in CORE})
+
+    @classmethod
+    def from_core(cls, config: ModelConfig, **more: Any) -> TokmixConfig:
+        """more: names of the classes (id2label) and whatever else a Hugging Face config takes."""
+        return cls(**{**asdict(config), **more})
+
+    def with_head(self, head: str) -> TokmixConfig:
+        """This config where it has that head, else a copy with it."""
+        if head == self.head:
+            return self
+        changed = copy.deepcopy(self)
+        changed.head, changed.problem_type = head, None
+        if head == "regress":
+            changed.classes = changed.num_labels = 1
+        changed._settle()
+        return changed
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As the parent's, but what is missing or unknown is an error, and changes are checked like the rest."""
+        for name in ("format_version", "stack", "dim", "vocab", "causal", "max_len"):
+            if name not in config_dict and name not in kwargs:
+                raise ValueError(f"the config of this model has no {name!r}: not written by this tokmix, or damaged")
+        changes = {key: kwargs.pop(key) for key in list(kwargs) if key in (*CORE, *_LABELS, "problem_type")}
+        return super().from_dict(_merge(config_dict, changes), **kwargs)
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return len(stack.parse(self.stack))
+
+    @property
+    def layer_types(self) -> list[str]:
+        """What a cache is made of; without a setter, so that it is never read from a file."""
+        return [LAYER_TYPE] * self.num_hidden_layers
+
+    def validate_layer_type(self) -> None:
+        """The parent's check knows only the layers of its own models."""
+
+
+def _merge(known: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a folder with those that a user's script changes: another head or number of classes needs other names."""
+    changes = {key: value for key, value in changes.items() if value is not None or key == "feed_forward"}
+    if "head" not in changes and known.get("head") in ("classify", "regress"):
+        if "problem_type" in changes:
+            changes["head"] = "regress" if changes["problem_type"] == "regression" else "classify"
+        elif changes.get("num_labels") == 1:
+            changes["head"] = "regress"
+    if changes.get("head", known.get("head")) != known.get("head"):
+        known = _without(known, "problem_type", "classes", *_LABELS)
+    elif "id2label" in changes or changes.get("num_labels", changes.get("classes", known.get("classes"))) != known.get("classes"):
+        known = _without(known, "classes", *_LABELS)
+    return {**known, **changes}
+
+
+def _without(known: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in known.items() if key not in names}

@@ -1,0 +1,49 @@
+"""Losses as Trainer expects them: the mean over the targets that count, or, where Trainer counted the targets of all
+ranks and accumulated steps (num_items_in_batch), the sum divided by that number. A target of -100 does not count."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokmix.positions import at_least_float32
+from tokmix.segments import Segments
+
+IGNORE = -100
+Total = Tensor | int | float | None
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, total: Total = None) -> Tensor:
+    """logits [..., C], targets [...] of whole numbers."""
+    logits = logits.to(at_least_float32(logits.dtype)).flatten(0, -2)
+    targets = targets.to(logits.device).flatten()
+    return _share(F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum"), targets, total)
+
+
+def squared_error(scores: Tensor, targets: Tensor, total: Total = None) -> Tensor:
+    """scores [S], targets [S]."""
+    targets = targets.to(scores.device)
+    scores = scores.to(at_least_float32(scores.dtype))
+    errors = torch.where(targets == IGNORE, 0, scores - targets.to(scores.dtype))
+    return _share(errors.square().sum(), targets, total)
+
+
+def _share(loss: Tensor, targets: Tensor, total: Total) -> Tensor:
+    if total is None:
+        return loss / (targets != IGNORE).sum().clamp(min=1)
+    return loss / (total.to(loss.device) if isinstance(total, Tensor) else total)
+
+
+def at_tokens(targets: Tensor, segments: Segments | None) -> Tensor:
+    """targets [B, T] without those at padding, where a model says nothing."""
+    return targets if segments is None else torch.where(segments.mask, targets, IGNORE)
+
+
+def next_tokens(labels: Tensor, segments: Segments | None) -> Tensor:
+    """labels [B, T] that stand at their own tokens -> targets [B, T] that stand one token earlier in the same sequence."""
+    targets = F.pad(labels[:, 1:], (0, 1), value=IGNORE)
+    if segments is None:
+        return targets
+    following = F.pad(segments.ids[:, 1:], (0, 1))
+    return torch.where(segments.mask & (following == segments.ids), targets, IGNORE)

@@ -1,0 +1,36 @@
+"""A tokenizer.json as pipelines, generate() and Trainer want it: with its special tokens named and padding on the right side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from tokmix.checks import one_of
+
+# The roles of data/tokenize.py, and what Hugging Face calls them.
+NAMES = {"pad": "pad_token", "unk": "unk_token", "cls": "cls_token", "sep": "sep_token", "mask": "mask_token", "eot": "eos_token"}
+
+
+def wrap_tokenizer(
+    tokenizer: Any, roles: dict[str, int], *, max_len: int | None = None, left: bool = False, spelled: bool = False
+) -> PreTrainedTokenizerFast:
+    """tokenizer   a tokenizers.Tokenizer, ready for its task
+    roles       ids of pad, unk, cls, sep, mask, eot, as far as there are
+    max_len     where truncation=True cuts
+    left        pad on the left, as generate() needs it
+    spelled     a special token that a text spells out is one (the fill-mask pipeline needs it); else it stays text
+    """
+    for role in roles:
+        one_of("role", role, NAMES)
+    named = {NAMES[role]: tokenizer.id_to_token(number) for role, number in roles.items()}
+    if max_len is not None:
+        named["model_max_length"] = max_len
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_input_names=["input_ids", "attention_mask"],
+        padding_side="left" if left else "right",
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=not spelled,
+        **named,
+    )
