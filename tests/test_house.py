@@ -16,7 +16,8 @@ SOURCE = ROOT / "src" / "tokmix"
 
 # Top to bottom: a room imports from those above it, never from those below.
 ROOMS = [
-    "checks", "segments", "mixer", "rowmixer", "positions", "ops", "layers", "stack", "block", "model", "sampling", "budget", "adapt",
+    "checks", "places", "segments", "mixer", "rowmixer", "positions", "ops", "layers", "stack", "block", "model", "sampling",
+    "budget", "adapt",
     "data", "hf", "toy", "explain", "plots", "summary", "bench", "demo", "arguments", "cli", "__main__",
 ]  # fmt: skip
 

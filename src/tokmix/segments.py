@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from tokmix import places
 
 
 class Rows:
@@ -76,6 +78,42 @@ class _Layout:
         return _Layout([group.to(device) for group in self.groups], self.back.to(device), self.place.to(device), self.mask.to(device))
 
 
+class _Host(NamedTuple):
+    """What a batch looks like, on the host, and how it is taken apart."""
+
+    mask: Tensor  # [B, T]
+    positions: Tensor  # [B, T]
+    tokens: Tensor  # flat indices of the real tokens, sequence after sequence
+    lengths: Tensor  # [S]
+    sequence: Tensor  # [B, T], the number of each token's sequence
+
+    def layout(self, keys: Tensor) -> _Layout:
+        """One group of rows for each distinct key; keys [S] holds one per sequence."""
+        groups, orders, base = [], [torch.zeros(0, dtype=torch.long)], 0
+        slots = torch.zeros(len(self.lengths), dtype=torch.long)  # where each sequence's first token stands
+        for key in keys.unique():
+            which = (keys == key).nonzero().flatten()
+            group = self._group(which)
+            S, L = group.rows.mask.shape
+            slots[which] = base + torch.arange(S) * L
+            groups.append(group)
+            orders.append(which)
+            base += S * L
+        back = torch.where(self.mask, slots[self.sequence] + self.positions, 0) if len(self.lengths) else self.positions
+        return _Layout(groups, back, torch.cat(orders).argsort(), self.mask)
+
+    def _group(self, which: Tensor) -> _Group:
+        picked = self.lengths[which]
+        starts = (self.lengths.cumsum(0) - self.lengths)[which]
+        column = torch.arange(int(picked.max()))
+        mask = column < picked[:, None]
+        index = torch.zeros(mask.shape, dtype=torch.long)
+        index[mask] = self.tokens[(starts[:, None] + column)[mask]]
+        here = torch.arange(self.mask.numel()).view(self.mask.shape)
+        unmoved = index.shape == here.shape and bool((index == here)[mask].all())
+        return _Group(None if unmoved else index, Rows(mask, picked))
+
+
 class Segments:
     """ids [B, T]: 0 is padding, a run of one non-zero id is one sequence. Never changed after it is made.
 
@@ -85,6 +123,7 @@ class Segments:
     row_counts  how many sequences each row holds, as host integers
     cu_seqlens  [S + 1] int32, where each sequence starts among the real tokens
     longest     the longest sequence; packed: whether some row holds more than one sequence
+    places, chunks   the same for kernels that read x as it stands (places.py); None for a mask with holes
 
     An unpacked batch has one sequence a row, even where that row is all padding (length 0); a packed batch has
     the non-empty ones alone.
@@ -151,53 +190,29 @@ class Segments:
             sequence = torch.arange(B)[:, None].expand(B, T)
         lengths = torch.bincount(sequence[self.mask], minlength=S)
         ends = lengths.cumsum(0)
-        tokens = self.mask.flatten().nonzero().flatten()  # flat places of the real tokens, sequence after sequence
+        tokens = self.mask.flatten().nonzero().flatten()  # flat indices of the real tokens, sequence after sequence
         self.positions = torch.zeros(B, T, dtype=torch.long)
         self.positions[self.mask] = torch.arange(len(tokens)) - (ends - lengths)[sequence[self.mask]]
         self.lengths: tuple[int, ...] = tuple(lengths.tolist())
         self.longest = max(self.lengths, default=0)
         self.cu_seqlens = F.pad(ends, (1, 0)).int()
-        everyone = torch.zeros(S)
-        self._single = self._layout(everyone, tokens, lengths, sequence)
-        if self.packed and S * self.longest > 2 * len(tokens):
-            # Rows of one common length would be mostly empty: group by length, so that at most half of a group is.
-            self._grouped = self._layout(torch.log2(lengths.double()).ceil(), tokens, lengths, sequence)
-        else:
-            self._grouped = self._single
+        self.places, self.chunks = places.places_of(self), places.chunks_of(self)
+        self._host = _Host(self.mask, self.positions, tokens, lengths, sequence)
+        # Rows of one common length would be mostly empty where a packed batch holds few long sequences and many short
+        # ones: then group by length, so that at most half of a group is, and make such rows only when asked to.
+        uneven = self.packed and S * self.longest > 2 * len(tokens)
+        keys = torch.log2(lengths.double()).ceil() if uneven else torch.zeros(S)
+        self._grouped = self._host.layout(keys)
+        self._single = None if uneven else self._grouped
         self._move(device)
-
-    def _layout(self, keys: Tensor, tokens: Tensor, lengths: Tensor, sequence: Tensor) -> _Layout:
-        """One group of rows for each distinct key; keys [S] holds one per sequence."""
-        groups, orders, base = [], [torch.zeros(0, dtype=torch.long)], 0
-        slots = torch.zeros(len(lengths), dtype=torch.long)  # where each sequence's first token stands
-        for key in keys.unique():
-            which = (keys == key).nonzero().flatten()
-            group = self._group(which, tokens, lengths)
-            S, L = group.rows.mask.shape
-            slots[which] = base + torch.arange(S) * L
-            groups.append(group)
-            orders.append(which)
-            base += S * L
-        back = torch.where(self.mask, slots[sequence] + self.positions, 0) if len(lengths) else self.positions
-        return _Layout(groups, back, torch.cat(orders).argsort(), self.mask)
-
-    def _group(self, which: Tensor, tokens: Tensor, lengths: Tensor) -> _Group:
-        picked = lengths[which]
-        starts = (lengths.cumsum(0) - lengths)[which]
-        column = torch.arange(int(picked.max()))
-        mask = column < picked[:, None]
-        index = torch.zeros(mask.shape, dtype=torch.long)
-        index[mask] = tokens[(starts[:, None] + column)[mask]]
-        here = torch.arange(self.mask.numel()).view(self.mask.shape)
-        unmoved = index.shape == here.shape and bool((index == here)[mask].all())
-        return _Group(None if unmoved else index, Rows(mask, picked))
 
     def _move(self, device: torch.device) -> None:
         self.ids, self.mask, self.positions = self.ids.to(device), self.mask.to(device), self.positions.to(device)
         self.cu_seqlens = self.cu_seqlens.to(device)
-        single, grouped = self._single, self._grouped
-        self._single = single.to(device)
-        self._grouped = self._single if grouped is single else grouped.to(device)
+        self.places = None if self.places is None else self.places.to(device)
+        self.chunks = None if self.chunks is None else self.chunks.to(device)
+        self._grouped = self._grouped.to(device)
+        self._single = None if self._single is None else self._grouped
 
     def to(self, device: torch.device | str) -> Segments:
         device = torch.device(device)
@@ -222,11 +237,16 @@ class Segments:
 
     def rows(self, x: Tensor) -> tuple[Tensor, Rows]:
         """As `split`, but all sequences in one group and in reading order: [S, longest, ...]."""
-        return self._single.split(x)[0]
+        return self._one_each().split(x)[0]
 
     def unrows(self, y: Tensor) -> Tensor:
         """What `rows` took apart, back as [B, T, ...], zero at padding."""
-        return self._single.join([y])
+        return self._one_each().join([y])
+
+    def _one_each(self) -> _Layout:
+        if self._single is None:
+            self._single = self._host.layout(torch.zeros(len(self.lengths))).to(self.mask.device)
+        return self._single
 
     def per_sequence(self, pooled: Sequence[Tensor]) -> Tensor:
         """One value for each row of each part of `split` -> [S, ...] in reading order."""

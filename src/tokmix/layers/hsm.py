@@ -22,7 +22,7 @@ from tokmix.layers import memory
 from tokmix.mixer import GELU, SIGMOID, Cost, State, register
 from tokmix.ops import shift_mix
 from tokmix.rowmixer import RowMixer
-from tokmix.segments import Rows
+from tokmix.segments import Rows, Segments
 
 Schedule = Literal["ascending", "descending", "cyclic"]
 
@@ -84,6 +84,9 @@ class HSM(RowMixer):
         self.variant, self.heads = variant, heads
         self.shifts = tuple(shift or shift_of(schedule, layer + head, max_len) for head in range(heads))
         self.sources = 2 if causal else 3  # x and its partners
+        self.shift_table: Tensor | None
+        table = torch.tensor(self.shifts, dtype=torch.int32) if len(set(self.shifts)) > 1 else None
+        self.register_buffer("shift_table", table, persistent=False)  # for kernels
         self._make(dim // heads, hidden or dim)
 
     def _make(self, e: int, hidden: int) -> None:
@@ -102,6 +105,28 @@ class HSM(RowMixer):
             seen = e if self.variant == "gate" else n * e
             self.weight = nn.Parameter(_uniform(H, seen, e, fan_in=seen))
             self.bias = nn.Parameter(torch.zeros(H, e))
+
+    def forward(
+        self,
+        x: Tensor,
+        segments: Segments | None = None,
+        *,
+        keys: Tensor | None = None,
+        values: Tensor | None = None,
+        key_segments: Segments | None = None,
+    ) -> Tensor:
+        """The cheap variants read a batch as it stands, padded or packed: moving it would cost more than mixing it."""
+        segments = self._checked(x, segments)
+        plain = keys is None and values is None and key_segments is None and x.numel() > 0
+        if not plain or self.variant not in ("ab", "vector", "gate") or (segments is not None and segments.places is None):
+            return super().forward(x, segments, keys=keys, values=values, key_segments=key_segments)
+        places = None if segments is None else segments.places
+        if self.variant == "gate":
+            both_ways = not self.causal
+            return shift_mix.gate_shift_mix(
+                x, self.weight, self.bias, self.shifts, both_ways=both_ways, table=self.shift_table, places=places
+            )
+        return shift_mix.shift_mix(x, list(self.weights), self.shifts, table=self.shift_table, places=places)
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         x = x.unflatten(-1, (self.heads, -1))  # [S, L, H, e]

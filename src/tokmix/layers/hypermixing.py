@@ -19,7 +19,7 @@ from tokmix.layers import memory
 from tokmix.mixer import GELU, NORM, SIGMOID, Cost, State, register
 from tokmix.ops import causal_hyper_mix, hyper_mix
 from tokmix.rowmixer import RowMixer
-from tokmix.segments import Rows
+from tokmix.segments import Rows, Segments
 
 
 class HyperNetwork(nn.Module):
@@ -112,6 +112,48 @@ class HyperMixing(RowMixer):
     @property
     def limit(self) -> int | None:
         return self.max_len if self.code.kind == "learned" else None
+
+    def forward(
+        self,
+        x: Tensor,
+        segments: Segments | None = None,
+        *,
+        keys: Tensor | None = None,
+        values: Tensor | None = None,
+        key_segments: Segments | None = None,
+    ) -> Tensor:
+        """Self-mixing by a kernel where there is one, which reads a batch as it stands, padded or packed."""
+        segments = self._checked(x, segments)
+        longest = x.shape[1] if segments is None else segments.longest
+        plain = keys is None and values is None and key_segments is None and not self.causal
+        if not plain or (segments is not None and segments.chunks is None) or not hyper_mix.has_kernel(x, self.net_in.weights(), longest):
+            return super().forward(x, segments, keys=keys, values=values, key_segments=key_segments)
+        self._check_length(longest)
+        return self._fused(x, segments)
+
+    def _fused(self, x: Tensor, segments: Segments | None) -> Tensor:
+        e, k = self.dim // self.heads, self.hidden // self.heads
+        at = positions.count(x.shape[1], None, x.device) if segments is None else segments.positions
+        scale = readout = norm = None
+        if self.norm == "length":
+            if segments is None:
+                counts = x.new_full((1,), x.shape[1], dtype=torch.float32)
+            else:
+                counts = segments.cu_seqlens.diff().clamp(min=1).float()
+            scale = hyper_mix.length_scale(counts, e, self.power)
+            readout = hyper_mix.readout_scale(scale, e, k, own=self.tied) if self.power is None else None
+        if self.output_norm is not None:
+            norm = hyper_mix.Norm(self.output_norm.weight, self.output_norm.bias, self.output_norm.eps)
+        return hyper_mix.mix(
+            x,
+            self.net_in.weights(),
+            None if self.net_out is None else self.net_out.weights(),
+            tokens=None if self.code.kind == "none" else x + self.code(at, x.dtype),
+            scale=scale,
+            readout=readout,
+            norm=norm,
+            chunks=None if segments is None else segments.chunks,
+        )
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         if self.causal:
@@ -206,7 +248,8 @@ class HyperMixing(RowMixer):
         nets = 1 if self.tied else 2
         pointwise = length * (nets * GELU * self.inner + (NORM * self.dim if self.output_norm is not None else 0))
         if not self.causal:
-            matmul = hyper_mix.matmul_flops(length, length, H, e, k, self.tied, i)
+            gpu = self.net_in.inner.is_cuda
+            matmul = hyper_mix.matmul_flops(length, length, H, e, k, self.tied, i, gpu)
             return Cost(matmul, pointwise + GELU * self.hidden * e)
         matmul = nets * length * H * 2 * (e * i + i * k) + causal_hyper_mix.matmul_flops(length, H, e, k, self.decay != "none")
         if self.decay == "gate":

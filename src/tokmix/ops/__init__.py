@@ -1,1 +1,6 @@
-"""The operations inside the mixers: each folder holds a plain-torch reference that defines one."""
+"""The operations inside the mixers: each folder holds a plain-torch reference that defines one, and kernels where there
+are any. `implementation("reference" | "triton")`, or TOKMIX_IMPL, forces a choice."""
+
+from tokmix.ops.dispatch import implementation
+
+__all__ = ["implementation"]

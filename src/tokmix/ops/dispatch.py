@@ -1,0 +1,84 @@
+"""Which body of an op runs: the plain-torch reference, or the Triton kernels.
+
+    forced by `implementation("reference" | "triton")`, else by TOKMIX_IMPL, else: triton on a GPU where the op has a
+    kernel for the dtype and shape, the reference everywhere else
+
+Forcing "triton" means kernels wherever one fits, the reference for the rest. On a CPU the kernels run in Triton's
+interpreter, which TRITON_INTERPRET=1 asks for, set before Python starts.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from tokmix import checks
+
+IMPLEMENTATIONS = ("reference", "triton")
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _from_environment() -> str | None:
+    given = os.environ.get("TOKMIX_IMPL") or None
+    if given is not None:
+        checks.one_of("TOKMIX_IMPL", given, IMPLEMENTATIONS)
+    return given
+
+
+# Plain globals, set without importing triton: torch.compile reads them as constants and guards on them.
+_forced: str | None = _from_environment()
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+
+
+@contextmanager
+def implementation(name: str | None) -> Iterator[None]:
+    """Force one body of every op inside a `with`; None returns to the choice by device, dtype and shape."""
+    global _forced
+    if name is not None:
+        checks.one_of("implementation", name, IMPLEMENTATIONS)
+    before, _forced = _forced, name
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+def forced() -> str | None:
+    """The implementation asked for, None where the choice is free."""
+    return _forced
+
+
+def use_triton(x: Tensor, dtype: torch.dtype, fits: bool) -> bool:
+    """Whether to call the kernel. x tells the device; dtype is the one the kernel would compute in; fits: whether
+    the op has a kernel for the shapes at hand."""
+    if _forced == "reference":
+        return False
+    if _forced == "triton":
+        _require_kernels(x)
+    return fits and dtype in KERNEL_DTYPES and (_forced == "triton" or (x.device.type == "cuda" and HAS_TRITON))
+
+
+def _require_kernels(x: Tensor) -> None:
+    if not HAS_TRITON:
+        raise ValueError("implementation 'triton' was asked for, but triton is not installed: pip install 'tokmix[kernels]'")
+    if x.device.type not in ("cuda", "meta") and not INTERPRETED:
+        raise ValueError(f"implementation 'triton' was asked for on {x.device.type!r}: set TRITON_INTERPRET=1 before Python starts")
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The dtype that autocast asks for on x's device, None outside of autocast."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if device in ("cuda", "cpu") and torch.is_autocast_enabled(device) else None
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU; a handful stands for them in the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

@@ -1,0 +1,95 @@
+"""HyperMixing of the tokens of a sequence with each other: the fastest exact body for device, dtype and shape."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokmix.ops.dispatch import autocast_dtype, forced, use_triton
+from tokmix.ops.hyper_mix import library, reassociated, reference
+from tokmix.ops.hyper_mix.reference import Net
+from tokmix.places import Chunks
+
+SHORTEST = 32  # tokens of a sequence below which most of a kernel's tile would be empty
+
+
+class Norm(NamedTuple):
+    """LayerNorm over the full width."""
+
+    gain: Tensor
+    bias: Tensor
+    eps: float
+
+
+def has_kernel(x: Tensor, net: Net, longest: int) -> bool:
+    """Whether `mix` would run a kernel on x [B, T, D], which alone takes `chunks`. longest: the longest sequence."""
+    (_, e, inner), dtype = net.inner.shape, _dtype(x, net)
+    wide = dtype == torch.float32
+    # A head's matrices stay on chip.
+    fits = x.numel() > 0 and longest >= SHORTEST and inner == e and e <= (64 if wide else 128)
+    # Only half precision and heads of up to 64 are known to be faster than plain torch; the rest runs where asked for.
+    proven = e <= 64 and not wide
+    return use_triton(x, dtype, fits=fits and (proven or forced() == "triton"))
+
+
+def mix(
+    x: Tensor,
+    net_in: Net,
+    net_out: Net | None = None,
+    *,
+    tokens: Tensor | None = None,
+    scale: Tensor | None = None,
+    readout: Tensor | None = None,
+    norm: Norm | None = None,
+    chunks: Chunks | None = None,
+) -> Tensor:
+    """x [B, T, D] -> readout * W2 · GELU(scale * W1ᵀ x), then the norm. net_out None: tied. tokens: what the nets see,
+    x where None. scale, readout: a number for each sequence, [S] or [1]. chunks: where sequences stand, for kernels
+    alone; the result is zero outside of them. Without it every row is one whole sequence."""
+    if has_kernel(x, net_in, x.shape[1]):
+        return _kernel(x, net_in, net_out, tokens, scale, readout, norm, chunks)
+    assert chunks is None, "ask has_kernel first: plain torch takes whole rows"
+    tokens, net_out = x if tokens is None else tokens, net_in if net_out is None else net_out
+    y = hyper_mix(tokens, tokens, x, net_in, net_out, None if scale is None else scale[:, None, None, None])
+    y = y if readout is None else y * readout[:, None, None].to(y.dtype)
+    return y if norm is None else F.layer_norm(y, y.shape[-1:], norm.gain, norm.bias, norm.eps)
+
+
+def hyper_mix(queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_out: Net, scale: Tensor | None = None) -> Tensor:
+    """The reference's contract in plain torch: textbook or re-associated, whichever takes fewer operations."""
+    heads, inner, k = net_in.outer.shape
+    shared = net_out is net_in and queries is keys
+    sizes = (queries.shape[1], keys.shape[1], heads, net_in.inner.shape[1], k, shared, inner)
+    fewer = reassociated.pays(*sizes, gpu=queries.is_cuda)
+    return (reassociated if fewer else reference).hyper_mix(queries, keys, values, net_in, net_out, scale)
+
+
+def matmul_flops(queries: int, keys: int, heads: int, e: int, k: int, shared: bool, inner: int, gpu: bool) -> int:
+    """Of `hyper_mix`, for the form that it would take."""
+    sizes = (queries, keys, heads, e, k, shared, inner)
+    return (reassociated if reassociated.pays(*sizes, gpu=gpu) else reference).matmul_flops(*sizes)
+
+
+def _dtype(x: Tensor, net: Net) -> torch.dtype:
+    return autocast_dtype(x) or torch.promote_types(x.dtype, net.inner.dtype)
+
+
+def _kernel(
+    x: Tensor,
+    net_in: Net,
+    net_out: Net | None,
+    tokens: Tensor | None,
+    scale: Tensor | None,
+    readout: Tensor | None,
+    norm: Norm | None,
+    chunks: Chunks | None,
+) -> Tensor:
+    dtype = _dtype(x, net_in)
+    seen, values = (x, None) if tokens is None else (tokens, x.to(dtype))
+    second = (None, None, None, None) if net_out is None or net_out is net_in else net_out
+    gain, bias, eps = (None, None, 0.0) if norm is None else norm
+    table, first, size, full = (None, None, 0, True) if chunks is None else chunks
+    return library.hyper_mix(seen.to(dtype), values, *net_in, *second, scale, readout, gain, bias, eps, table, first, size, full)[0]

@@ -1,0 +1,60 @@
+"""HyperMixing with the generated matrices multiplied away (exact algebra, plain torch, any device).
+
+With H_i = GELU(x U_i + b_i) and W_i = H_i V_i + c_i:
+
+    W_1ᵀ v = V_1ᵀ (H_1ᵀ v) + c_1 (1ᵀ v)          W_2 G = H_2 (V_2 G) + 1 (c_2 G)
+
+so no [L, k] matrix is ever made, and a token costs the same whatever k is. It pays where k is large beside e and
+sequences are not short beside it.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokmix.ops.hyper_mix.reference import Net, merge_heads, split_heads
+from tokmix.ops.hyper_mix.reference import matmul_flops as textbook_flops
+
+
+def hyper_mix(queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_out: Net, scale: Tensor | None = None) -> Tensor:
+    """As the reference: queries [S, L, d], keys and values [S, M, d] (values zero at padding) -> [S, L, d]."""
+    heads = net_in.inner.shape[0]
+    values = split_heads(values, heads)
+    h_in = _features(split_heads(keys, heads), net_in)  # [S, H, M, e]
+    shared = net_out is net_in and queries is keys
+    h_out = h_in if shared else _features(split_heads(queries, heads), net_out)
+    hidden = _times(net_in.outer.mT, h_in.mT @ values)  # [S, H, k, e]
+    if net_in.outer_bias is not None:
+        hidden = hidden + net_in.outer_bias[:, :, None] * values.sum(2, keepdim=True)
+    if scale is not None:
+        hidden = hidden * scale.to(hidden.dtype)
+    active = F.gelu(hidden)
+    y = h_out @ _times(net_out.outer, active)
+    if net_out.outer_bias is not None:
+        y = y + (net_out.outer_bias[:, :, None] * active).sum(2, keepdim=True)
+    return merge_heads(y)
+
+
+def _times(weights: Tensor, x: Tensor) -> Tensor:
+    """weights [H, i, j], x [S, H, j, e] -> [S, H, i, e], as one product a head: broadcasting would copy the weights S times."""
+    S, _, _, e = x.shape
+    return (weights @ x.permute(1, 2, 0, 3).flatten(2)).unflatten(2, (S, e)).permute(2, 0, 1, 3)
+
+
+def _features(x: Tensor, net: Net) -> Tensor:
+    hidden = x @ net.inner
+    return F.gelu(hidden if net.inner_bias is None else hidden + net.inner_bias[:, None])
+
+
+def matmul_flops(queries: int, keys: int, heads: int, e: int, k: int, shared: bool, inner: int | None = None) -> int:
+    """e, k and inner (where it is not e): widths within a head."""
+    nets, i = keys if shared else keys + queries, e if inner is None else inner
+    return heads * (2 * e * i * (nets + keys + queries) + 4 * e * i * k)
+
+
+def pays(queries: int, keys: int, heads: int, e: int, k: int, shared: bool, inner: int | None = None, gpu: bool = False) -> bool:
+    """Whether it takes fewer operations than the reference. Untied, for long sequences: k > e / 2; tied: k > 2 e / 3.
+    A GPU wants clearly fewer: its many small products and sums cost more there than a CPU's."""
+    sizes = (queries, keys, heads, e, k, shared, inner)
+    return matmul_flops(*sizes) < (0.6 if gpu else 1.0) * textbook_flops(*sizes)

@@ -1,0 +1,90 @@
+"""What the kernels of shift mixing share: rows of a [B, T, D] tensor, and where the partners of a row stand.
+
+Where sequences end is told by `places` [2, B, T]: how many tokens of its own sequence stand before and after each
+token, -1 at padding. Without it every row is one whole sequence.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters may be told)
+from tokmix.ops.dispatch import processors
+
+
+@triton.jit
+def offsets(rows, T, batch_stride, row_stride):
+    """Where flat rows of a [B, T, D] tensor begin, [R, 1]."""
+    return ((rows // T).to(tl.int64) * batch_stride + (rows % T).to(tl.int64) * row_stride)[:, None]
+
+
+@triton.jit
+def neighbours(PLACES, rows, total, T):
+    """How many tokens of its own sequence stand before and after each row, [R, 1] each; -1 where none stands."""
+    inside = rows < total
+    if PLACES is None:
+        before = tl.where(inside, rows % T, -1)
+        after = tl.where(inside, T - 1 - rows % T, -1)
+    else:
+        before = tl.load(PLACES + rows, mask=inside, other=-1)
+        after = tl.load(PLACES + total + rows, mask=inside, other=-1)
+    return before[:, None], after[:, None]
+
+
+@triton.jit
+def distances(TABLE, shift, cols, E: tl.constexpr, D: tl.constexpr):
+    """The shift of each channel: one number, or [1, C] from the heads' table."""
+    if TABLE is None:
+        far = shift
+    else:
+        far = tl.load(TABLE + cols // E, mask=cols < D, other=0)[None, :]
+    return far.to(tl.int64)
+
+
+@triton.jit
+def per_channel(W, cols, D: tl.constexpr, E: tl.constexpr, WIDTH: tl.constexpr):
+    """A weight a channel from [H, WIDTH], [1, C]; WIDTH is E, or 1 for one weight a head."""
+    at = cols if WIDTH == E else cols // E
+    return tl.load(W + at, mask=cols < D, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def normalised(x, wide, D: tl.constexpr, eps):
+    """Rows of x [R, C] to mean 0 and variance 1 (zero where not `wide`), their mean and 1 / standard deviation."""
+    mean = tl.sum(x, 1, keep_dims=True) / D
+    x = x - mean
+    if x.shape[1] != D:
+        x = tl.where(wide, x, 0.0)
+    rstd = tl.rsqrt(tl.sum(x * x, 1, keep_dims=True) / D + eps)
+    return x * rstd, mean, rstd
+
+
+class Where(NamedTuple):
+    """Where the partners of a token stand."""
+
+    shift: int  # of all heads
+    table: Tensor | None  # [H], where heads have shifts of their own
+    places: Tensor | None  # [2, B, T]
+
+
+def row_strides(x: Tensor) -> tuple[Tensor, int, int]:
+    """x [B, T, D] with neighbouring channels side by side in memory, and its other two strides."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    return x, x.stride(0), x.stride(1)
+
+
+def three(weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Two or three weights as three, each in one piece of memory."""
+    a, b, *rest = (weight.contiguous() for weight in weights)
+    return a, b, rest[0] if rest else None
+
+
+def turns_and_programs(x: Tensor, rows: int, per_processor: int) -> tuple[int, int]:
+    """How often each of how many programs takes so many rows to walk over all of x [B, T, D]."""
+    blocks = triton.cdiv(x.shape[0] * x.shape[1], rows)
+    turns = triton.cdiv(blocks, processors(x.device) * per_processor)
+    return turns, triton.cdiv(blocks, turns)

@@ -1,0 +1,71 @@
+"""How kernels are told where sequences begin and end in x [B, T, D], so that nothing has to be moved.
+
+Both forms are made by `Segments`, once a batch, on the host. Neither exists where padding stands inside of a sequence
+(a mask with holes); such a batch goes through `Segments.split`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PIECE = 512
+
+
+class Layout(Protocol):
+    """What is needed of Segments."""
+
+    mask: Tensor  # [B, T]
+    positions: Tensor  # [B, T]
+    lengths: tuple[int, ...]
+
+
+class Chunks(NamedTuple):
+    """Every sequence cut into pieces of at most `size` tokens."""
+
+    table: Tensor  # [C, 3] int32: the sequence, and its first and one past its last row among the B * T
+    first: Tensor  # [S + 1] int32: where the pieces of each sequence begin in the table
+    size: int
+    full: bool  # whether the pieces cover every row of the batch
+
+    def to(self, device: torch.device) -> Chunks:
+        return Chunks(self.table.to(device), self.first.to(device), self.size, self.full)
+
+
+def places_of(segments: Layout) -> Tensor | None:
+    """[2, B, T] int32: how many tokens of its own sequence stand before and after each token, -1 at padding."""
+    mask, before = segments.mask.cpu(), segments.positions.cpu()
+    ends = _ends(segments, mask, before)
+    if ends is None:
+        return None
+    column = torch.arange(mask.shape[1])
+    end = torch.where(ends, column, mask.shape[1]).flip(1).cummin(1).values.flip(1)
+    places = torch.stack([torch.where(mask, before, -1), torch.where(mask, end - column, -1)])
+    return places.int().to(segments.mask.device)
+
+
+def chunks_of(segments: Layout, size: int = PIECE) -> Chunks | None:
+    """The pieces of all sequences in reading order; an empty sequence has none."""
+    mask, before = segments.mask.cpu(), segments.positions.cpu()
+    if _ends(segments, mask, before) is None:
+        return None
+    lengths = torch.tensor(segments.lengths, dtype=torch.long)
+    starts = torch.zeros_like(lengths)
+    starts[lengths > 0] = (mask & (before == 0)).flatten().nonzero().flatten()
+    pieces = (lengths + size - 1) // size
+    first = F.pad(pieces.cumsum(0), (1, 0))
+    sequence = torch.arange(len(lengths)).repeat_interleave(pieces)
+    begin = starts[sequence] + (torch.arange(len(sequence)) - first[sequence]) * size
+    end = torch.minimum(begin + size, (starts + lengths)[sequence])
+    table = torch.stack([sequence, begin, end], dim=1)
+    return Chunks(table.int(), first.int(), size, bool(mask.all())).to(segments.mask.device)
+
+
+def _ends(segments: Layout, mask: Tensor, before: Tensor) -> Tensor | None:
+    """[B, T] True at the last token of each sequence; None where one has holes and so more than one end."""
+    goes_on = F.pad(mask[:, 1:] & (before[:, 1:] == before[:, :-1] + 1), (0, 1))
+    ends = mask & ~goes_on
+    return ends if int(ends.sum()) == sum(length > 0 for length in segments.lengths) else None

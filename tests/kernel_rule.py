@@ -1,0 +1,142 @@
+"""How kernels are judged, and what their tests share: devices, layouts, the rule against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tokmix.ops import dispatch
+from tokmix.ops.dispatch import implementation
+from tokmix.segments import Segments
+
+GPU = torch.cuda.is_available() and not dispatch.INTERPRETED
+needs_interpreter = pytest.mark.skipif(not dispatch.INTERPRETED, reason="TRITON_INTERPRET=1 is not set: test_in_the_interpreter sets it")
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="no GPU")]
+DEVICES = [pytest.param("cpu", marks=needs_interpreter), pytest.param("cuda", marks=on_gpu)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+Tensors = dict[str, Tensor]
+Body = Callable[[Tensors], Tensor]
+
+each_device = pytest.mark.parametrize("device", DEVICES)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+
+
+class Seen(TorchDispatchMode):
+    """Which of our ops ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ours: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func.namespace == "tokmix":
+            self.ours.add(func._schema.name.removeprefix("tokmix::"))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fresh memory is filled with NaN, and torch warns where it would be nondeterministic."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.empty(3).isnan().all()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def with_gradients(body: Body, given: Tensors, dy: Tensor, dtype: torch.dtype) -> Tensors:
+    """y and the gradients of everything given, all taken to dtype."""
+    leaves = {name: tensor.detach().to(dtype).requires_grad_() for name, tensor in given.items()}
+    y = body(leaves)
+    grads = torch.autograd.grad(y, list(leaves.values()), dy.to(y.dtype))
+    return {"y": y.detach(), **dict(zip(leaves, grads, strict=True))}
+
+
+def without_padding(found: Tensors, mask: Tensor | None) -> Tensors:
+    if mask is None:
+        return found
+    return found | {name: torch.where(mask[..., None], found[name], 0) for name in ("y", "x")}
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact.double()).norm() / exact.double().norm().clamp(min=1e-300))
+
+
+def hold(ours: Tensors, plain: Tensors, exact: Tensors, dtype: torch.dtype) -> None:
+    """The rule. Relative errors of a few numbers are luck, so small tensors are looked at together."""
+    groups: dict[str, list[str]] = {}
+    for name, tensor in exact.items():
+        groups.setdefault(name if tensor.numel() >= 256 else "small ones", []).append(name)
+    for group, names in groups.items():
+        found, allowed = (sum(error(result[name], exact[name]) ** 2 for name in names) ** 0.5 for result in (ours, plain))
+        allowed = 2 * allowed + torch.finfo(dtype).eps * len(names) ** 0.5
+        assert found <= allowed, f"{group} ({', '.join(names)}): {found:.2e} > {allowed:.2e}"
+
+
+def check(
+    kernel: Body, plain: Body, given: Tensors, dtype: torch.dtype, op: str, mask: Tensor | None = None, residual: bool = False
+) -> None:
+    """Forward and every gradient of a kernel: at most twice the error of plain torch in the same dtype, plus its eps.
+    mask: where tokens are; elsewhere results are zero unless a residual passes."""
+    given = {name: tensor.to(dtype) for name, tensor in given.items()}  # every body starts from the same numbers
+    dy = torch.randn(given["x"].shape, device=given["x"].device, dtype=torch.float64).to(dtype)
+    if mask is not None:
+        dy = dy.masked_fill(~mask[..., None], torch.nan)  # what flows back into padding must not matter
+    exact = without_padding(with_gradients(plain, given, dy, torch.float64), mask)
+    in_torch = without_padding(with_gradients(plain, given, dy, dtype), mask)
+    with implementation("triton"), poisoned(), Seen() as seen:
+        ours = with_gradients(kernel, given, dy, dtype)
+    assert seen.ours == {op, f"{op}_backward"}
+    if mask is not None and not residual:
+        assert all((ours[name][~mask] == 0).all() for name in ("y", "x"))
+    assert all(ours[name].dtype == in_torch[name].dtype and ours[name].shape == exact[name].shape for name in exact)
+    hold(without_padding(ours, mask), in_torch, exact, dtype)
+
+
+def draw(device: str, **shapes: tuple[int, ...]) -> Tensors:
+    """Fresh normal numbers; matrices [H, i, o] scaled by their inputs."""
+    draws = {name: torch.randn(*shape, device=device, dtype=torch.float64) for name, shape in shapes.items()}
+    return {name: x * x.shape[1] ** -0.5 if name in ("U", "V", "U2", "V2", "W") else x for name, x in draws.items()}
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes its time for each program, so there are fewer and larger ones; several turns each, too."""
+    torch.manual_seed(0)
+    if dispatch.INTERPRETED:
+        from tokmix.ops.hyper_mix import norm_triton as hyper_norm
+        from tokmix.ops.shift_mix import gate_triton, norm_triton, triton
+
+        for module in (gate_triton, norm_triton, triton, hyper_norm):
+            monkeypatch.setattr(module, "FORWARD", (16, 4, 1, 1) if module is norm_triton else (32, 4))
+            monkeypatch.setattr(module, "BACKWARD", (16, 4, 1, 1))
+
+
+SEGMENTS = {
+    "whole": None,
+    "padded": Segments.from_lengths([37, 1, 0], 40),
+    "left": Segments.from_mask(torch.arange(40) >= torch.tensor([3, 0, 39])[:, None]),
+    "packed": Segments.from_lengths([[17, 1, 9], [40], [2, 33]], 40),
+}
+HALF = [(dtype, "packed") for dtype in DTYPES[1:]]
+each_layout = pytest.mark.parametrize(("dtype", "layout"), [*[(torch.float32, layout) for layout in SEGMENTS], *HALF])
+
+
+def by_sequence(body: Callable[[Tensor], Tensor], x: Tensor, segments: Segments | None) -> Tensor:
+    """A body for rows of one sequence each, applied the slow way."""
+    return body(x) if segments is None else segments.join([body(part) for part, _ in segments.split(x)])
+
+
+def with_nan(x: Tensor, segments: Segments | None) -> Tensor:
+    return x if segments is None else x.masked_fill(~segments.mask[..., None], torch.nan)
+
+
+def at(device: str, layout: str) -> Segments | None:
+    segments = SEGMENTS[layout]
+    return None if segments is None else segments.to(device)

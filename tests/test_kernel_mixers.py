@@ -1,0 +1,56 @@
+"""The mixers on kernels: the same numbers as on the reference, padded, packed and with NaN at padding.
+
+Run by `test_in_the_interpreter` of test_kernels.py; on a GPU: pytest -m gpu tests/test_kernel_mixers.py
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tokmix
+from tests.cases import spread, tokens
+from tests.kernel_rule import Seen, each_device
+from tokmix.ops.dispatch import implementation
+
+HYPER = [
+    {},
+    {"tied": False},
+    {"norm": "length"},
+    {"norm": "length", "power": 1.0},
+    {"position": "sinusoidal"},
+    {"bias": False, "norm": "none"},
+]
+CASES = [("hypermixing", {"heads": 2, "hidden": 48, **options}, "hyper_mix") for options in HYPER]
+for causal in (True, False):
+    CASES += [("hsm", {"variant": variant, "causal": causal}, "shift_mix") for variant in ("ab", "vector")]
+    CASES += [("hsm", {"variant": "vector", "heads": 4, "causal": causal}, "shift_mix")]
+    CASES += [("hsm", {"variant": "gate", "causal": causal}, "gate_shift_mix")]
+LAYOUTS = {"whole": None, "padded": [40, 33, 0], "packed": [[33, 5, 2], [], [40]]}
+
+
+@each_device
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("name", "options", "op"), CASES, ids=lambda value: str(value))
+def test_mixers_give_the_references_numbers(device: str, layout: str, name: str, options: dict, op: str) -> None:
+    torch.manual_seed(0)
+    options = dict(options)
+    mixer = tokmix.create(name, 32, causal=options.pop("causal", False), max_len=64, layer=2, **options).to(device)
+    given, segments = tokens(3, 40, 32, dtype=torch.float32).to(device), None
+    if LAYOUTS[layout] is not None:
+        segments = tokmix.Segments.from_lengths(LAYOUTS[layout], 40).to(device)
+        given = spread([given.flatten(0, 1)[: int(segments.mask.sum())][None].cpu()], segments.ids.cpu()).to(device)
+    results = []
+    for body in ("triton", "reference"):
+        mixer.zero_grad()
+        x = given.clone().requires_grad_()
+        with implementation(body), Seen() as seen:
+            y = mixer(x, segments)
+            (y * tokens(3, 40, 32, dtype=torch.float32, seed=4).to(device)).sum().backward()
+        assert (op in seen.ours) == (body == "triton"), "the kernel should have run, and only where it was asked for"
+        results.append([y.detach(), x.grad, *(p.grad.clone() for p in mixer.parameters())])
+    for ours, reference in zip(*results, strict=True):
+        assert ours.isfinite().all()
+        assert (ours - reference).norm() <= 2e-5 * reference.norm() + 1e-5
+    if segments is not None:
+        assert (results[0][0][~segments.mask] == 0).all() and (results[0][1][~segments.mask] == 0).all()

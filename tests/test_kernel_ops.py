@@ -1,0 +1,227 @@
+"""The kernels as torch ops: strides, autocast, compilation, counters; which body is chosen; the re-associated form.
+
+Run by `test_in_the_interpreter` of test_kernels.py; on a GPU: pytest -m gpu tests/test_kernel_ops.py
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.kernel_cases import HYPER, fused, hyper_case, net_of, textbook
+from tests.kernel_rule import (
+    Body,
+    Seen,
+    Tensors,
+    draw,
+    each_device,
+    each_dtype,
+    few_programs,  # noqa: F401  (a fixture for every test)
+    hold,
+    poisoned,
+    with_gradients,
+)
+from tokmix.ops import dispatch, flops
+from tokmix.ops.dispatch import implementation
+from tokmix.ops.hyper_mix import library as hyper_library
+from tokmix.ops.hyper_mix import reassociated
+from tokmix.ops.shift_mix import choice as shift
+from tokmix.ops.shift_mix import library as shift_library
+from tokmix.places import chunks_of, places_of
+from tokmix.segments import Segments
+
+# ---------------------------------------------------------------- strides, autocast, compile, counters
+Ops = dict[str, tuple[Tensors, Body]]
+
+
+def examples(device: str) -> Ops:
+    shifting = draw(device, x=(2, 40, 32), a=(2, 16), b=(2, 16), gain=(32,), bias=(32,), W=(2, 16, 16), c=(2, 16))
+    pick = lambda *names: {name: shifting[name] for name in names}
+    return {
+        "shift_mix": (pick("x", "a", "b"), lambda t: shift.shift_mix(t["x"], [t["a"], t["b"]], (3, 3))),
+        "norm_shift_mix": (
+            pick("x", "a", "b", "gain", "bias"),
+            lambda t: shift.norm_shift_mix(t["x"], [t["a"], t["b"]], t["gain"], t["bias"], 1e-5, (3, 3)),
+        ),
+        "gate_shift_mix": (pick("x", "W", "c"), lambda t: shift.gate_shift_mix(t["x"], t["W"], t["c"], (3, 3))),
+        "hyper_mix": (hyper_case(device, 40, **HYPER["untied"]), lambda t: fused(t, None, (None, None))),
+    }
+
+
+each_op = pytest.mark.parametrize("op", ["shift_mix", "norm_shift_mix", "gate_shift_mix", "hyper_mix"])
+
+
+@each_device
+@each_op
+@pytest.mark.parametrize("how", ["columns", "turned"])
+def test_strides(device: str, op: str, how: str) -> None:
+    given, body = examples(device)[op]
+    x = given["x"].float()
+    B, T, D = x.shape
+    if how == "columns":
+        strided = torch.full((B, T, D + 8), torch.nan, device=device)[..., 3 : D + 3].copy_(x)
+    else:
+        strided = x.transpose(1, 2).contiguous().transpose(1, 2)
+    assert not strided.is_contiguous()
+    rest = {name: tensor.float() for name, tensor in given.items() if name != "x"}
+    results = []
+    for start in (x, strided):
+        leaf = start.detach().requires_grad_()
+        with implementation("triton"), poisoned():
+            y = body({"x": leaf, **rest})
+            dy = (
+                torch.arange(B * T * D, device=device).view(B, D, T).transpose(1, 2) / 100
+                if how == "turned"
+                else torch.ones_like(y)[:1, :1].expand_as(y)
+            )
+            results.append((y, *torch.autograd.grad(y, leaf, dy)))
+    for contiguous, other in zip(*results, strict=True):
+        assert torch.equal(contiguous, other)
+
+
+@each_device
+@each_op
+def test_two_runs_give_the_same_bits(device: str, op: str) -> None:
+    given, body = examples(device)[op]
+    dy = torch.randn_like(given["x"])
+    with implementation("triton"):
+        first, second = (with_gradients(body, given, dy, torch.float32) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@each_device
+@each_op
+def test_autocast(device: str, op: str) -> None:
+    given, body = examples(device)[op]
+    given = {name: tensor.float() for name, tensor in given.items()}
+
+    def cast(t: Tensors) -> Tensor:
+        with torch.autocast(device, torch.bfloat16):
+            return body(t)
+
+    dy = torch.randn_like(given["x"])
+    with implementation("reference"):
+        exact = with_gradients(body, given, dy, torch.float64)
+        plain = with_gradients(cast, given, dy, torch.float32)
+    with implementation("triton"), Seen() as seen:
+        ours = with_gradients(cast, given, dy, torch.float32)
+    assert seen.ours
+    for name in exact:
+        assert ours[name].dtype == torch.float32 or name == "y"
+    hold(ours, plain, exact, torch.bfloat16)
+
+
+@each_device
+@each_op
+def test_compiles_whole(device: str, op: str) -> None:
+    given, body = examples(device)[op]
+    given = {name: tensor.float() for name, tensor in given.items()}
+    dy = torch.randn_like(given["x"])
+    with implementation("triton"):
+        compiled = torch.compile(body, fullgraph=True, backend="inductor" if device == "cuda" else "aot_eager")
+        eager = with_gradients(body, given, dy, torch.float32)
+        found = with_gradients(compiled, given, dy, torch.float32)
+    for name in eager:
+        torch.testing.assert_close(found[name], eager[name], rtol=1e-5, atol=1e-5)
+
+
+@each_device
+@each_op
+def test_registration(device: str, op: str) -> None:
+    """Schema, fake tensors and autograd agree with what the op does."""
+    given, _ = examples(device)[op]
+    t = {name: tensor.float().requires_grad_() for name, tensor in given.items()}
+    arguments = {
+        "shift_mix": lambda: (t["x"], [t["a"], t["b"]], 3, None, None),
+        "norm_shift_mix": lambda: (t["x"], [t["a"], t["b"]], t["gain"], t["bias"], 1e-5, 3, None, None),
+        "gate_shift_mix": lambda: (t["x"], t["W"], t["c"], False, 3, None, None),
+        "hyper_mix": lambda: (t["x"], None, *net_of(t), *net_of(t, "2"), None, None, t["gain"], t["bias"], 1e-5, None, None, 0, True),
+    }[op]()
+    library = hyper_library if op == "hyper_mix" else shift_library
+    torch.library.opcheck(getattr(library, op), arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
+
+
+@each_device
+def test_operation_counts(device: str) -> None:
+    """The formula of the op against what a counter finds in the same algebra in plain torch."""
+    given = {name: x.float() for name, x in hyper_case(device, 40, **HYPER["plain"]).items()}
+    with FlopCounterMode(display=False) as ours, implementation("triton"):
+        fused(given, None, (None, None))
+    with FlopCounterMode(display=False) as plain:
+        reassociated.hyper_mix(given["x"], given["x"], given["x"], net_of(given), net_of(given, "2"))
+    assert ours.get_total_flops() == plain.get_total_flops() > 0
+    x, W = draw(device, x=(2, 5, 12), W=(3, 4, 4)).values()
+    assert flops.gate(x.shape, W.shape) == 2 * x.numel() * 4
+
+
+# ---------------------------------------------------------------- the re-associated form, the choice, the layouts
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+@each_dtype
+def test_reassociated(dtype: torch.dtype, tied: bool, biased: bool) -> None:
+    given = hyper_case("cpu", 20, 2, 8, 24, biased, tied, False, False)
+    given = {name: tensor.to(dtype) for name, tensor in given.items()}
+    dy = torch.randn_like(given["x"])
+
+    def body(t: Tensors) -> Tensor:
+        net_in = net_of(t)
+        return reassociated.hyper_mix(t["x"], t["x"], t["x"], net_in, net_in if tied else net_of(t, "2"))
+
+    exact = with_gradients(lambda t: textbook(t, None, (None, None)), given, dy, torch.float64)
+    plain = with_gradients(lambda t: textbook(t, None, (None, None)), given, dy, dtype)
+    ours = with_gradients(body, given, dy, dtype)
+    hold(ours, plain, exact, dtype)
+
+
+def test_reassociated_pays_as_the_algebra_says() -> None:
+    long = 10**6
+    for e in (64, 512):
+        assert reassociated.pays(long, long, 1, e, e // 2 + 1, False) and not reassociated.pays(long, long, 1, e, e // 2, False)
+        assert reassociated.pays(long, long, 1, e, 2 * e // 3 + 1, True) and not reassociated.pays(long, long, 1, e, 2 * e // 3, True)
+    assert not reassociated.pays(64, 64, 1, 512, 512, False)  # a sequence much shorter than the width
+
+
+def test_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(1, 40, 32)
+    assert not dispatch.use_triton(x, x.dtype, fits=True)
+    with implementation("reference"):
+        assert not dispatch.use_triton(x, x.dtype, fits=True)
+    if dispatch.INTERPRETED:
+        with implementation("triton"):
+            assert dispatch.use_triton(x, x.dtype, fits=True)
+            assert not dispatch.use_triton(x, x.dtype, fits=False)
+            assert not dispatch.use_triton(x, torch.float64, fits=True)
+    else:
+        with implementation("triton"), pytest.raises(ValueError, match="TRITON_INTERPRET"):
+            dispatch.use_triton(x, x.dtype, fits=True)
+    with pytest.raises(ValueError, match="did you mean 'triton'"), implementation("tritn"):
+        pass
+    monkeypatch.setenv("TOKMIX_IMPL", "referense")
+    with pytest.raises(ValueError, match="TOKMIX_IMPL"):
+        dispatch._from_environment()
+
+
+def test_importing_ops_leaves_triton_alone() -> None:
+    code = "import sys, tokmix.ops.hyper_mix.choice, tokmix.ops.shift_mix.choice; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_places_and_chunks() -> None:
+    packed = Segments(torch.tensor([[1, 1, 1, 2, 2, 0], [0, 3, 3, 3, 3, 3]]))
+    places = places_of(packed)
+    assert places is not None
+    assert places[0].tolist() == [[0, 1, 2, 0, 1, -1], [-1, 0, 1, 2, 3, 4]]
+    assert places[1].tolist() == [[2, 1, 0, 1, 0, -1], [-1, 4, 3, 2, 1, 0]]
+    chunks = chunks_of(packed, 2)
+    assert chunks is not None and not chunks.full
+    assert chunks.table.tolist() == [[0, 0, 2], [0, 2, 3], [1, 3, 5], [2, 7, 9], [2, 9, 11], [2, 11, 12]]
+    assert chunks.first.tolist() == [0, 2, 3, 6]
+    padded = chunks_of(Segments.from_lengths([2, 0, 3]), 4)
+    assert padded is not None and padded.first.tolist() == [0, 1, 1, 2] and padded.table.tolist() == [[0, 0, 2], [2, 6, 9]]
+    holes = Segments.from_mask(torch.tensor([[True, False, True]]))
+    assert places_of(holes) is None and chunks_of(holes) is None
