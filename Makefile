@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 	$(BIN)/tokmix demo --out out/demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto
 
 # System packages that some tests need. None so far: the tests run on Python packages alone.
 test-deps:

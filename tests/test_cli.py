@@ -50,3 +50,21 @@ def test_a_command_line_that_cannot_be_read_exits_with_two(command: list[str]) -
 def test_the_import_benchmark_prints_machine_and_versions() -> None:
     printed = import_time(repeats=1)
     assert "torch 2." in printed and "Python 3." in printed and "import tokmix adds" in printed
+
+
+def test_a_setting_reaches_its_dataclass_and_only_what_was_said_does() -> None:
+    import argparse
+
+    from tokmix.arguments import add_settings, said
+    from tokmix.data.settings import PrepareSettings
+
+    parser = argparse.ArgumentParser()
+    add_settings(parser, PrepareSettings, "prepare.")
+    options = parser.parse_args(["--prepare.vocab", "99", "--no-prepare.lowercase", "--prepare.labels", "a,b", "--prepare.valid", "0.2"])
+    assert said(options, PrepareSettings, "prepare.") == {
+        "prepare.vocab": 99,
+        "prepare.lowercase": False,
+        "prepare.labels": ("a", "b"),
+        "prepare.valid": 0.2,
+    }
+    assert "tokens of a row, special ones included" in " ".join(parser.format_help().split())

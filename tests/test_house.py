@@ -18,7 +18,7 @@ SOURCE = ROOT / "src" / "tokmix"
 ROOMS = [
     "checks", "places", "segments", "mixer", "rowmixer", "positions", "ops", "layers", "stack", "block", "model", "sampling",
     "budget", "adapt",
-    "data", "hf", "toy", "explain", "plots", "summary", "bench", "demo", "arguments", "cli", "__main__",
+    "data", "hf", "toy", "explain", "plots", "lab", "summary", "bench", "demo", "arguments", "cli", "__main__",
 ]  # fmt: skip
 
 
@@ -74,7 +74,9 @@ print(sorted(name for name in new if name != 'tokmix'))
 
 
 @pytest.mark.parametrize(
-    "command", [["--help"], ["show", "--help"], ["list", "--help"], ["demo", "--help"], ["bench", "--help"]], ids=" ".join
+    "command",
+    [["--help"], *([name, "--help"] for name in ("prepare", "train", "eval", "predict", "generate", "list", "show", "demo", "bench"))],
+    ids=" ".join,
 )
 def test_help_needs_no_torch(command: list[str]) -> None:
     code = f"""

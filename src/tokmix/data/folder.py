@@ -22,10 +22,10 @@ def new_folder(out: Path) -> Iterator[Path]:
     try:
         yield partial
         (partial / "lock").unlink()
-        _sync_folder(partial)
+        sync_folder(partial)
         check_free(out)
         partial.rename(out)
-        _sync_folder(out.parent)
+        sync_folder(out.parent)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -72,7 +72,7 @@ def _remove_abandoned(out: Path) -> None:
             os.close(handle)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:  # pragma: no cover - not a Unix

@@ -1,0 +1,1 @@
+"""The lab: data -> a trained, saved, usable model (train), and its use (evaluate, predict, generate)."""

@@ -1,0 +1,72 @@
+"""`tokmix eval MODEL DATA`: the figures of a trained model on data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokmix.data.batches import Batches, RowBatches
+from tokmix.data.mask import Masking
+from tokmix.data.windows import WindowBatches
+from tokmix.lab import modelfolder, source
+from tokmix.lab.imports import import_files
+from tokmix.lab.task import evaluate, main_figure
+from tokmix.lab.world import World
+
+TOKENS = 8192  # of a batch
+
+
+def figures(trained: modelfolder.Trained, data: str | Path, split: str | None = None, **settings: Any) -> dict[str, Any]:
+    """settings: those of prepare, for data that is not prepared."""
+    with source.token_files(trained, data, settings) as files:
+        chosen = source.choose_split(files, split)
+        batches: Batches
+        mask = Masking(files.card) if trained.task == "mlm" else None
+        if files.card.stream:
+            batches = WindowBatches(chosen, length=trained.model.config.max_len, tokens=TOKENS, shuffle=False, mask=mask)
+        else:
+            batches = RowBatches(chosen, tokens=TOKENS, shuffle=False, mask=mask)
+        size = chosen.facts.bytes if trained.task == "lm" else None
+        found = evaluate(trained.model, batches, trained.task, trained.labels, World(device=trained.model.embedding.weight.device), size)
+        return {"split": chosen.name, "truncated": chosen.facts.truncated, **found}
+
+
+def run(
+    model: str | Path,
+    data: str | Path,
+    *,
+    split: str | None = None,
+    as_json: bool = False,
+    device: str = "cpu",
+    imports: Sequence[str | Path] = (),
+    **settings: Any,
+) -> dict[str, Any]:
+    import_files(imports)
+    trained = modelfolder.load(model, device)
+    found = figures(trained, data, split, **{name: value for name, value in settings.items() if value is not None})
+    print(json.dumps(found) if as_json else table(trained.task, found))
+    return found
+
+
+def table(task: str, found: dict[str, Any]) -> str:
+    """Lines for people; the last is the figure the task is known by."""
+    name, _ = main_figure(task, found)
+    unit = "rows" if "rows" in found else "tokens"
+    lines = [f"{found[unit]:,} {unit} of {found['split']}" + (f", {found['truncated']:,} of them cut" if found["truncated"] else "")]
+    lines += [f"{key} {value:.4f}" for key, value in found.items() if isinstance(value, float) and key != name]
+    if "confusion" in found:
+        lines += confusion_lines(found["labels"], found["confusion"])
+    return "\n".join([*lines, f"{name} {found[name]:.4f}"])
+
+
+def confusion_lines(labels: list[str], counts: list[list[int]]) -> list[str]:
+    """True classes down, predicted ones across, and each class's share of the rows."""
+    names = [label[:12] for label in labels]
+    width = max(6, *(len(name) for name in names), *(len(str(count)) for row in counts for count in row))
+    total = max(1, sum(map(sum, counts)))
+    lines = ["true \\ predicted".ljust(16) + "".join(name.rjust(width + 1) for name in names) + "    share"]
+    for name, row in zip(names, counts, strict=True):
+        lines.append(name.ljust(16) + "".join(str(count).rjust(width + 1) for count in row) + f"{sum(row) / total:9.3f}")
+    return lines

@@ -1,0 +1,73 @@
+"""`tokmix generate MODEL --prompt ...`: continue a text, token by token as it comes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from tokmix import sampling
+from tokmix.lab import modelfolder
+from tokmix.lab.imports import import_files
+from tokmix.lab.modelfolder import Trained
+
+
+def stream(
+    trained: Trained,
+    prompt: str,
+    max_new: int = 200,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+) -> Iterator[str]:
+    """Pieces of text as they come; joined they are the continuation. It ends with the document, or after max_new tokens."""
+    if trained.task != "lm":
+        raise ValueError(f"{trained.folder} is a model for {trained.task}, and generate needs one for lm")
+    end = trained.roles["eot"]
+    # In training a document begins after the end of the one before it.
+    start = [end, *map(int, trained.encoder().documents([prompt])[0])]
+    if trained.model.limit is not None:
+        max_new = min(max_new, max(0, trained.model.limit - len(start)))
+    ids: list[int] = []
+    shown = ""
+    before = trained.tokenizer.decode(start[1:])
+    for _, token in sampling.generate(
+        trained.model, [start], max_new, temperature=temperature, top_k=top_k, top_p=top_p, stop=(end,), seed=seed, stream=True
+    ):
+        if token == end:
+            break
+        ids.append(token)
+        text = trained.tokenizer.decode(start[1:] + ids)[len(before) :]
+        if not text.endswith("\ufffd"):  # half of a character so far
+            yield text[len(shown) :]
+            shown = text
+
+
+def run(
+    model: str | Path,
+    prompt: str,
+    *,
+    max_new: int = 200,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    device: str = "cpu",
+    imports: Sequence[str | Path] = (),
+    out: TextIO | None = None,
+) -> str:
+    """Print the prompt and its continuation as it comes; -> the continuation."""
+    import_files(imports)
+    out = out or sys.stdout
+    trained = modelfolder.load(model, device)
+    pieces = []
+    for i, piece in enumerate(stream(trained, prompt, max_new, temperature, top_k, top_p, seed)):
+        if i == 0:
+            out.write(prompt)
+        out.write(piece)
+        out.flush()
+        pieces.append(piece)
+    out.write("\n")
+    return "".join(pieces)

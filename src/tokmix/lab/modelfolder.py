@@ -1,0 +1,168 @@
+"""A model folder: what was trained, as Hugging Face and we ourselves read it. It appears whole or not at all; it holds no pickle.
+
+config.json, model.safetensors              as tokmix.hf saves them (its from_pretrained reads the folder)
+tokenizer.json, tokenizer_config.json       the tokenizer, byte for byte the one trained with
+training.json                               the rest: task, classes, columns, data, figures, cost, settings
+README.md                                   the same for people
+
+Loading here needs neither transformers nor the network: the core model is read directly.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokmix.data.card import Card
+from tokmix.data.folder import new_folder, write_text
+from tokmix.data.tokenize import Encoder, load_tokenizer
+from tokmix.lab.checkpoint import load_tensors
+from tokmix.model import Model, ModelConfig
+
+RECORD = "training.json"
+FORMAT = "tokmix-training"
+VERSION = 1
+CONFIG_VERSION = 1
+PREFIX = "core."  # tokmix.hf keeps the core model under this name
+
+
+def save(out: Path, model: Model, card: Card, tokenizer: Path, record: dict[str, Any], readme: str) -> None:
+    """The new folder `out`; on any failure there is none."""
+    hf = _hf()
+    task, roles = model.config.head, card.tokenizer["roles"]
+    kinds = {"lm": hf.TokmixForCausalLM, "mlm": hf.TokmixForMaskedLM}
+    names = {"id2label": dict(enumerate(card.labels)), "label2id": {label: i for i, label in enumerate(card.labels)}}
+    ids = {f"{name}_token_id": roles[role] for name, role in (("pad", "pad"), ("eos", "eot"), ("bos", "eot")) if role in roles}
+    config = hf.TokmixConfig.from_core(model.config, **(names if task == "classify" else {}), **(ids if task == "lm" else {}))
+    wrapped = kinds.get(task, hf.TokmixForSequenceClassification)(config)
+    wrapped.core.load_state_dict({name: tensor.detach().cpu() for name, tensor in model.state_dict().items()})
+    with new_folder(out) as folder:
+        with _no_bars():
+            wrapped.save_pretrained(folder)
+        hf.wrap_tokenizer(load_tokenizer(tokenizer), roles, max_len=model.config.max_len, left=task == "lm").save_pretrained(folder)
+        shutil.copyfile(tokenizer, folder / "tokenizer.json")
+        write_text(folder / RECORD, json.dumps({"format": FORMAT, "version": VERSION, **record}, indent=1, ensure_ascii=False) + "\n")
+        write_text(folder / "README.md", readme)
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Without the bar that transformers draws for a write of milliseconds."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _hf() -> Any:
+    try:
+        import tokmix.hf
+    except ImportError as error:
+        raise ImportError(f"saving a model needs the package transformers: pip install 'tokmix[lab]' ({error})") from error
+    return tokmix.hf
+
+
+@dataclass
+class Trained:
+    """A model folder, loaded."""
+
+    folder: Path
+    model: Model
+    tokenizer: Any
+    record: dict[str, Any]
+
+    @property
+    def task(self) -> str:
+        return self.record["task"]
+
+    @property
+    def labels(self) -> list[str]:
+        return self.record["labels"]
+
+    @property
+    def roles(self) -> dict[str, int]:
+        return self.record["tokenizer"]["roles"]
+
+    @property
+    def pair(self) -> bool:
+        return len(self.record["columns"].get("text") or ()) == 2
+
+    def encoder(self) -> Encoder:
+        return Encoder(self.tokenizer, None if self.record["stream"] else self.model.config.max_len)
+
+
+def find(folder: str | Path) -> Path:
+    """The model folder itself, or that of a run."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"no model folder {str(folder)!r}")
+    if (folder / "config.json").is_file():
+        return folder
+    if (folder / "model" / "config.json").is_file():
+        return folder / "model"
+    if (folder / "run.json").is_file():
+        raise ValueError(f"{folder} is a run that has not ended: continue it with the same command and --resume")
+    raise ValueError(f"{folder} is not a model folder: it has no config.json")
+
+
+def load(folder: str | Path, device: str | torch.device = "cpu") -> Trained:
+    path = find(folder)
+    record = _json(path, RECORD)
+    if record.get("format") != FORMAT:
+        raise ValueError(f"{path / RECORD} does not describe a trained model")
+    if record.get("version") != VERSION:
+        raise ValueError(f"{path / RECORD} has format version {record.get('version')!r}; this tokmix reads version {VERSION}")
+    for name in ("task", "labels", "tokenizer", "columns", "stream"):
+        if name not in record:
+            raise ValueError(f"{path} is damaged: {RECORD} has no {name!r}")
+    model = Model(_config(path)).to(device)
+    _fill(model, path)
+    if not (path / "tokenizer.json").is_file():
+        raise ValueError(f"{path} is damaged: tokenizer.json is missing")
+    return Trained(path, model.eval(), load_tokenizer(path), record)
+
+
+def _json(path: Path, name: str) -> dict[str, Any]:
+    if not (path / name).is_file():
+        raise ValueError(f"{path} is not a model folder of `tokmix train`, or damaged: {name} is missing")
+    try:
+        known = json.loads((path / name).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged: {name} is not JSON ({error})") from None
+    if not isinstance(known, dict):
+        raise ValueError(f"{path} is damaged: {name} does not hold an object")
+    return known
+
+
+def _config(path: Path) -> ModelConfig:
+    known = _json(path, "config.json")
+    if known.get("format_version") != CONFIG_VERSION:
+        raise ValueError(
+            f"{path / 'config.json'} has format version {known.get('format_version')!r}; this tokmix reads version {CONFIG_VERSION}"
+        )
+    missing = [one.name for one in fields(ModelConfig) if one.name not in known]
+    if missing:
+        raise ValueError(f"{path} is damaged: config.json has no {missing[0]!r}")
+    return ModelConfig(**{one.name: known[one.name] for one in fields(ModelConfig)})
+
+
+def _fill(model: Model, path: Path) -> None:
+    if not (path / "model.safetensors").is_file():
+        raise ValueError(f"{path} is damaged: model.safetensors is missing")
+    tensors, _ = load_tensors(path / "model.safetensors")
+    try:
+        model.load_state_dict({name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()})
+    except RuntimeError as error:
+        raise ValueError(f"{path} is damaged: model.safetensors does not fit config.json: {' '.join(str(error).split())[:300]}") from None

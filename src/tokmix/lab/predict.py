@@ -1,0 +1,147 @@
+"""`tokmix predict MODEL TEXT ... | FILE | -`: a label and its probabilities, or a score, for each text.
+
+What else is in a batch never changes a prediction: padding is exact in every mixer, so only float32 rounding is left.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokmix.checks import one_of
+from tokmix.data.batches import lay_out
+from tokmix.data.extra import np
+from tokmix.data.read import FORMATS, Text, open_source
+from tokmix.lab import modelfolder
+from tokmix.lab.imports import import_files
+from tokmix.lab.modelfolder import Trained
+from tokmix.segments import Segments
+
+TOKENS = 8192  # of a batch, padding included
+CHUNK = 4096  # texts read, sorted by length and answered at a time
+
+
+class Predictor:
+    def __init__(self, trained: Trained):
+        if trained.task not in ("classify", "regress"):
+            what = "generate continues a text" if trained.task == "lm" else "eval measures it on data"
+            raise ValueError(f"{trained.folder} is a model for {trained.task}, and predict needs classify or regress; {what}")
+        self.trained, self.encoder, self.cut = trained, trained.encoder(), 0
+
+    def __call__(self, texts: Iterable[str | tuple[str, ...]]) -> Iterator[dict[str, Any]]:
+        """An answer for each text, in order; for a model of pairs a text is (one, the other)."""
+        stream = iter(texts)
+        while chunk := [self._row(text) for text in islice(stream, CHUNK)]:
+            outputs = self._outputs(chunk)
+            for row, output in zip(chunk, outputs, strict=True):
+                yield {"text": row[0] if len(row) == 1 else list(row), **self._answer(output)}
+
+    def _row(self, text: str | tuple[str, ...]) -> tuple[str, ...]:
+        row = (text,) if isinstance(text, str) else tuple(text)
+        wanted = 2 if self.trained.pair else 1
+        if len(row) != wanted:
+            raise ValueError(f"this model reads {wanted} text{'s' * (wanted > 1)} at a time, not {len(row)}: {' | '.join(row)[:80]!r}")
+        return row
+
+    @torch.inference_mode()
+    def _outputs(self, rows: Sequence[tuple[str, ...]]) -> torch.Tensor:
+        encoded, cut = self.encoder.rows(rows)
+        self.cut += len(cut)
+        lengths = np.array([len(ids) for ids in encoded])
+        order = np.argsort(lengths, kind="stable")
+        device = self.trained.model.embedding.weight.device
+        pieces, start = [], 0
+        while start < len(order):
+            stop = start + 1
+            while stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= TOKENS:
+                stop += 1
+            chosen = order[start:stop]
+            widths = lengths[chosen]
+            ids = np.concatenate([encoded[i] for i in chosen]).astype(np.int64)
+            laid = lay_out(ids, widths, int(widths.max()), self.trained.roles["pad"])
+            segments = Segments.from_lengths(widths.tolist(), device=device)
+            pieces.append(self.trained.model(laid.to(device), segments).float().cpu())
+            start = stop
+        outputs = torch.cat(pieces)
+        return outputs[torch.from_numpy(np.argsort(order, kind="stable"))]
+
+    def _answer(self, output: torch.Tensor) -> dict[str, Any]:
+        if self.trained.task == "regress":
+            return {"score": float(output)}
+        chances = output.softmax(-1).tolist()
+        labels = self.trained.labels
+        return {"label": labels[int(output.argmax())], "probabilities": dict(zip(labels, chances, strict=True))}
+
+
+def run(
+    model: str | Path,
+    given: Sequence[str],
+    *,
+    format: str = "jsonl",
+    device: str = "cpu",
+    imports: Sequence[str | Path] = (),
+) -> int:
+    """Print an answer a line; -> how many."""
+    one_of("format", format, ["jsonl", "table"])
+    import_files(imports)
+    predictor = Predictor(modelfolder.load(model, device))
+    count = 0
+    for answer in predictor(read_texts(predictor.trained, given)):
+        print(json.dumps(answer, ensure_ascii=False) if format == "jsonl" else _table_row(answer))
+        count += 1
+    if count == 0:
+        raise ValueError("there is no text to predict for")
+    if predictor.cut:
+        print(f"{predictor.cut:,} texts were cut to {predictor.trained.model.config.max_len} tokens", file=sys.stderr)
+    return count
+
+
+def _table_row(answer: dict[str, Any]) -> str:
+    text = answer["text"] if isinstance(answer["text"], str) else " | ".join(answer["text"])
+    shown = " ".join(text.split())
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    if "score" in answer:
+        return f"{answer['score']:10.4f}  {shown}"
+    return f"{answer['label']:<16} {answer['probabilities'][answer['label']]:.4f}  {shown}"
+
+
+def read_texts(trained: Trained, given: Sequence[str]) -> Iterator[str | tuple[str, ...]]:
+    """Texts as given, the lines of standard input for '-', or a file: lines of a .txt, the model's text columns of a table.
+    In a line, a tab parts the two texts of a pair."""
+    if list(given) == ["-"]:
+        yield from (_parted(trained, line.rstrip("\r\n")) for line in sys.stdin if line.strip())
+    elif len(given) == 1 and Path(given[0]).is_file():
+        yield from _file(trained, Path(given[0]))
+    elif len(given) == 1 and _looks_like_a_file(given[0]):
+        raise ValueError(f"no file {given[0]!r}; a text that reads like a file's name can be given on standard input, with -")
+    elif trained.pair and len(given) == 2 and not any("\t" in text for text in given):
+        yield tuple(given)
+    else:
+        yield from (_parted(trained, text) for text in given)
+
+
+def _looks_like_a_file(text: str) -> bool:
+    return " " not in text and Path(text.removesuffix(".gz")).suffix.lower() in FORMATS
+
+
+def _parted(trained: Trained, line: str) -> str | tuple[str, ...]:
+    return tuple(line.split("\t", 1)) if trained.pair else line
+
+
+def _file(trained: Trained, path: Path) -> Iterator[str | tuple[str, ...]]:
+    known = Path(path.name.removesuffix(".gz")).suffix.lower()
+    (part,) = open_source(path, format=FORMATS.get(known, "txt"))
+    if isinstance(part, Text):
+        from tokmix.data.lines import lines
+
+        yield from (_parted(trained, line.rstrip("\r\n")) for _, line in lines(path, "utf-8") if line.strip())
+        return
+    for _, values in part.rows(list(trained.record["columns"]["text"])):
+        texts = tuple(str(value) for value in values)
+        yield texts if trained.pair else texts[0]

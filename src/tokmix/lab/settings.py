@@ -1,0 +1,179 @@
+"""What `train` can be told, with its defaults. Imports nothing heavy, so that a command line can show it at once.
+
+Defaults < --config (a file or the name of a recipe) < options of the command line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from tokmix.checks import at_least, nearest, typed, within
+from tokmix.data.settings import PrepareSettings
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    stack: str | None = None  # None: by the kind of data (see DEFAULTS in task.py)
+    dim: int = 128
+    layout: Literal["pre", "serialized", "post", "rezero", "parallel"] = "pre"
+    norm: Literal["layer", "rms"] = "layer"
+    feed_forward: int | None = None  # inner width; None: twice dim; 0: none
+    feed_forward_kind: Literal["gelu", "swiglu"] = "gelu"
+    dropout: float | None = None  # at each layer's input, the embedding included; None: by the kind of data
+    positions: Literal["none", "learned", "sinusoidal"] | None = None  # None: by the kind of data
+    pooling: Literal["mean", "max", "first"] = "max"  # of rows
+    embedding: float | None = None  # scale of fresh embeddings of rows; None: by the kind of data
+    length: int = 256  # tokens of a window of a running text
+
+    def __post_init__(self) -> None:
+        _check(self)
+        at_least("model.dim", self.dim, 1)
+        at_least("model.length", self.length, 1)
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    task: Literal["classify", "regress", "lm", "mlm"] | None = None  # None: the data's own
+    epochs: int | None = None  # None: by the size of the data
+    minutes: float | None = None  # at most this long: the schedule is fitted to it
+    steps: int | None = None  # exactly so many, instead of epochs
+    lr: float | None = None  # None: by the kind of data
+    warmup: float = 0.1  # share of the steps in which the learning rate rises; then it falls as a cosine
+    final_lr: float = 0.0  # where the cosine ends, as a share of lr
+    weight_decay: float = 0.05
+    beta2: float = 0.98
+    average: float = 0.0  # the weights used are a running mean: how much of it stays at each step; 0: as they are
+    clip: float = 1.0  # largest norm of the gradient; 0: any
+    tokens: int = 4096  # of a batch, padding included
+    rows: int = 64  # most rows of a batch
+    packed: bool = False  # rows without padding, where every mixer of the stack offers it
+    token_dropout: float | None = None  # share of the tokens hidden at each reading; None: by the kind of data
+    label_smoothing: float = 0.0
+    mask: float = 0.15  # mlm: share of tokens hidden and asked for
+    holdout: float | None = None  # share of train kept apart to choose the best weights by; None: a tenth, less for large data
+    evaluations: int = 20  # on that part, evenly over the run
+    final: Literal["valid", "test"] | None = None  # the split of the reported figure; None: valid, else test
+    seed: int = 0
+    save_seconds: float = 60.0  # between checkpoints
+    save_steps: int | None = None  # checkpoint every so many steps too
+    log_steps: int = 10
+    baseline: bool = True  # classify: fit a bag of words beside it
+    device: str | None = None  # None: a GPU where there is one
+    precision: Literal["float32", "bfloat16"] | None = None  # None: bfloat16 on a GPU, float32 elsewhere
+
+    def __post_init__(self) -> None:
+        _check(self)
+        for name in ("tokens", "rows", "evaluations", "log_steps"):
+            at_least(f"train.{name}", getattr(self, name), 1)
+        for name in ("epochs", "steps", "save_steps"):
+            if getattr(self, name) is not None:
+                at_least(f"train.{name}", getattr(self, name), 1)
+        at_least("train.seed", self.seed, 0)
+        for name in ("warmup", "final_lr", "token_dropout", "holdout", "label_smoothing"):
+            if getattr(self, name) is not None:
+                within(f"train.{name}", getattr(self, name), 0, 0.9)
+        if not 0 <= self.average < 1:
+            raise ValueError(f"train.average={self.average} should be at least 0 and below 1")
+        if self.lr is not None and not self.lr > 0:
+            raise ValueError(f"train.lr={self.lr} should be above 0")
+        for name in ("minutes", "save_seconds"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ValueError(f"train.{name}={getattr(self, name)} should be above 0")
+
+
+def _check(settings: Any) -> None:
+    for name, hint in get_type_hints(type(settings)).items():
+        typed(name, getattr(settings, name), hint)
+
+
+GROUPS: dict[str, type] = {"model": ModelSettings, "train": TrainSettings, "prepare": PrepareSettings}
+
+
+@dataclass(frozen=True)
+class Settings:
+    model: ModelSettings = ModelSettings()
+    train: TrainSettings = TrainSettings()
+    prepare: dict[str, Any] = field(default_factory=dict)  # only what was said: a prepared folder takes nothing
+
+    @classmethod
+    def of(cls, config: str | Path | None = None, given: Mapping[str, Any] | None = None) -> Settings:
+        """`given` holds what was said, by full name: {"train.lr": 1e-3, "model.stack": "hsm*4"}; it goes before the config."""
+        known = _flat(read_config(config)) if config is not None else {}
+        known |= dict(given or {})
+        parts: dict[str, dict[str, Any]] = {name: {} for name in GROUPS}
+        for name, value in known.items():
+            group, key = _place(name)
+            parts[group][key] = value
+        PrepareSettings.of(**parts["prepare"])
+        return cls(ModelSettings(**parts["model"]), TrainSettings(**parts["train"]), parts["prepare"])
+
+    def record(self) -> dict[str, Any]:
+        return {"model": asdict(self.model), "train": asdict(self.train), "prepare": self.prepare}
+
+
+def _place(name: str) -> tuple[str, str]:
+    """'train.lr' -> ('train', 'lr')"""
+    every = [f"{group}.{one.name}" for group, settings in GROUPS.items() for one in fields(settings)]
+    if name not in every:
+        raise ValueError(f"unknown setting {name!r}{nearest(name, every)}")
+    group, _, key = name.partition(".")
+    return group, key
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for group, values in config.items():
+        if group == "about":
+            continue
+        if group not in GROUPS or not isinstance(values, dict):
+            raise ValueError(f"unknown part {group!r} of a config; known: {', '.join(GROUPS)}{nearest(group, GROUPS)}")
+        found |= {f"{group}.{key}": value for key, value in values.items()}
+    return found
+
+
+def recipes() -> list[str]:
+    return sorted(path.stem for path in RECIPES.glob("*.json"))
+
+
+def read_config(source: str | Path) -> dict[str, Any]:
+    """A .json (or .yaml) file with the parts model, train and prepare, or the name of a recipe."""
+    path = Path(source)
+    if not path.is_file():
+        if str(source) not in recipes():
+            known = recipes()
+            raise ValueError(f"config {str(source)!r} is neither a file nor a recipe: {', '.join(known)}{nearest(source, known)}")
+        path = RECIPES / f"{source}.json"
+    try:
+        config = _yaml(path) if path.suffix in (".yaml", ".yml") else json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} should hold the parts {', '.join(GROUPS)}")
+    return config
+
+
+def _yaml(path: Path) -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ImportError(f"reading {path} needs the package PyYAML; a .json config needs nothing") from error
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], without: Iterable[str] = ()) -> list[str]:
+    """'train.lr=0.001, was 0.01' for each setting of two records that is not the same."""
+    old, new = (_flat(json.loads(json.dumps(record))) for record in (before, now))
+    return [
+        f"{name}={new.get(name)!r}, was {old.get(name)!r}"
+        for name in dict.fromkeys([*old, *new])
+        if name not in without and old.get(name) != new.get(name)
+    ]

@@ -1,0 +1,218 @@
+"""`tokmix train`: data -> a run folder.
+
+    run.json       what was asked; --resume compares
+    data/          token files, where the data was not prepared already
+    checkpoints/   the last two
+    log.jsonl      losses and figures by step;  curve.png draws them
+    model/         the model folder; appears at the end, complete
+
+run("reviews.csv", "run")  ->  the record of the run (training.json)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tokmix
+from tokmix import stack
+from tokmix.data.folder import check_free, write_text
+from tokmix.data.prepare import prepare
+from tokmix.data.tokens import TokenFiles, is_prepared
+from tokmix.lab import baseline, modelfolder, report
+from tokmix.lab.checkpoint import Checkpoints
+from tokmix.lab.engine import Engine, Interrupted
+from tokmix.lab.imports import import_files
+from tokmix.lab.settings import Settings, differences
+from tokmix.lab.task import Work, main_figure
+from tokmix.lab.world import World, join_world
+from tokmix.mixer import check_options
+
+RUN = "run.json"
+FREE = ("train.save_seconds", "train.save_steps", "train.log_steps", "train.baseline", "train.device")  # may change on --resume
+
+
+def run(
+    data: str | Path,
+    out: str | Path,
+    settings: Settings = Settings(),  # noqa: B008 - frozen
+    *,
+    resume: bool = False,
+    imports: Sequence[str | Path] = (),
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Train and save. ValueError for what does not work, naming it; KeyboardInterrupt after Ctrl-C, with a checkpoint saved."""
+    out = Path(out)
+    if not resume and int(os.environ.get("RANK", "0")) == 0:
+        check_free(out)
+    import_files(imports)
+    _check_stack(settings)
+    with join_world(settings.train.device) as world:
+        say: Callable[[str], None] = print if world.first and not quiet else lambda line: None
+        if (out / "model" / modelfolder.RECORD).is_file() and resume:
+            say(f"{out / 'model'} is there already: this run has ended")
+            return json.loads((out / "model" / modelfolder.RECORD).read_text(encoding="utf-8"))
+        new = not out.exists()
+        try:
+            if world.first:
+                _open_run(Path(data), out, settings)
+            world.wait()
+            work = Work(TokenFiles(data if is_prepared(data) else out / "data"), settings)
+        except BaseException:
+            if new and world.first:  # bad data, or settings that do not fit it: leave nothing that a second try would run into
+                shutil.rmtree(out, ignore_errors=True)
+            raise
+        say(work.card.summary())
+        return _Run(work, out, world, say, quiet or not world.first).train(resume)
+
+
+def _check_stack(settings: Settings) -> None:
+    """Before anything is written: a stack that no task could have."""
+    if settings.model.stack is not None:
+        for spec in stack.parse(settings.model.stack):
+            check_options(spec.name, spec.options)
+
+
+def _open_run(data: Path, out: Path, settings: Settings) -> None:
+    """Make the folder and note what was asked, or see that it is what was asked before; prepare the data."""
+    prepared = is_prepared(data)
+    if prepared and settings.prepare:
+        raise ValueError(f"{data} is prepared already, so prepare.{next(iter(settings.prepare))} comes too late")
+    source = hashlib.sha256((data / "card.json").read_bytes()).hexdigest() if prepared else data.name
+    asked = json.loads(json.dumps({"source": source, "settings": settings.record()}))
+    path = out / RUN
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if changed := differences(before["settings"], asked["settings"], FREE):
+            raise ValueError(f"{out} was started with other settings, so it cannot be resumed with these: {'; '.join(changed)}")
+        if before["source"] != source:
+            raise ValueError(f"{out} was started on other data, so it cannot be resumed on {data}")
+    elif out.exists() and any(one.name != ".run.json" for one in out.iterdir()):
+        raise ValueError(f"{out} exists and is not a run of tokmix train: nothing is overwritten; name another folder")
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / ".run.json", json.dumps(asked, indent=1))
+        (out / ".run.json").rename(path)
+    if not prepared and not (out / "data").exists():
+        prepare(data, out / "data", **_prepare_settings(settings))
+
+
+def _prepare_settings(settings: Settings) -> dict[str, Any]:
+    return settings.prepare if settings.train.task is None else {"task": settings.train.task, **settings.prepare}
+
+
+class _Run:
+    def __init__(self, work: Work, out: Path, world: World, say: Callable[[str], None], quiet: bool):
+        self.work, self.files, self.out, self.world, self.say, self.quiet = work, work.files, out, world, say, quiet
+
+    def train(self, resume: bool) -> dict[str, Any]:
+        log = report.Log(self.out / "log.jsonl", self.quiet)
+        engine = Engine(self.work, self.world, Checkpoints(self.out / "checkpoints"), log if self.world.first else lambda entry: None)
+        self._describe(engine)
+        if resume and engine.restore():
+            self.say(f"resumed after step {engine.progress.step} of {engine.progress.total}")
+        if self.world.first:
+            log.open(engine.progress.step)
+        try:
+            engine.run()
+        except Interrupted as error:
+            raise Interrupted(f"{error}; saved {engine.checkpoints.last}; continue with the same command and --resume") from None
+        finally:
+            log.close()
+        return self._finish(engine)
+
+    def _describe(self, engine: Engine) -> None:
+        kept = "nothing is held out: the last weights are kept"
+        if self.work.held is not None:
+            kept = f"the best of {self.work.train.evaluations} evaluations on {len(self.work.held):,} held-out rows of train is kept"
+        self.say(f"{self.work.config.stack}, dim {self.work.config.dim}: {engine.model.parameter_count():,} parameters; {kept}")
+
+    def _finish(self, engine: Engine) -> dict[str, Any]:
+        """The reported figure, once; the bag of words; the model folder."""
+        work, files = self.work, self.files
+        split = work.train.final or next((name for name in ("valid", "test") if name in files), None)
+        figures: dict[str, Any] = {}
+        if split is not None:
+            size = files.card.split(split).bytes if work.task == "lm" else None
+            figures = work.evaluate(engine.model, work.batches(split, self.world), self.world, size)
+        if not self.world.first:
+            self.world.wait()
+            return {}
+        bag = self._baseline(split)
+        record = _record(engine, split, figures, bag)
+        modelfolder.save(self.out / "model", engine.model, files.card, files.folder / "tokenizer.json", record, report.model_card(record))
+        curve = report.draw_curve(self.out / "log.jsonl", self.out / "curve.png", work.task, self.say)
+        self._tell(record, curve)
+        self.world.wait()
+        return record
+
+    def _baseline(self, split: str | None) -> dict[str, Any] | None:
+        if self.work.task != "classify" or not self.work.train.baseline or split is None:
+            return None
+        if not baseline.available():
+            self.say(baseline.ABSENT)
+            return None
+        return baseline.bag_of_words(self.files, split)
+
+    def _tell(self, record: dict[str, Any], curve: Path | None) -> None:
+        cost, bag = record["cost"], record["baseline"]
+        self.say(f"model folder {self.out / 'model'}" + (f", learning curve {curve}" if curve else ""))
+        if not record["figures"]:
+            self.say("no valid or test split: nothing to report on")
+            return
+        name, _ = main_figure(self.work.task, record["figures"])
+        figure = f"{name} {record['figures'][name]:.4f}"
+        self.say(
+            f"on {record['split']}: {figure}, trained in {report.clock(cost['seconds'])}, {cost['parameters']:,} parameters,"
+            f" {cost['flops']:,} FLOPs for {cost['length']} tokens"
+        )
+        if bag:
+            better = "the bag of words is the better and cheaper choice" if bag["accuracy"] >= record["figures"]["accuracy"] else "worse"
+            self.say(
+                f"a bag of words on the same rows: accuracy {bag['accuracy']:.4f}, fitted in {report.clock(bag['seconds'])} ({better})"
+            )
+        self.say(figure)
+
+
+def _record(engine: Engine, split: str | None, figures: dict[str, Any], bag: dict[str, Any] | None) -> dict[str, Any]:
+    work, card, progress, world = engine.work, engine.work.card, engine.progress, engine.world
+    length = card.splits["train"].lengths["p50"] if not card.stream else work.config.max_len
+    cost = engine.model.cost(length)
+    return {
+        "tokmix": tokmix.__version__,
+        "task": work.task,
+        "labels": card.labels if work.task == "classify" else [],
+        "columns": card.columns,
+        "stream": card.stream,
+        "tokenizer": card.tokenizer,
+        "data": {
+            "splits": {name: {"rows": part.rows, "tokens": part.tokens, "bytes": part.bytes} for name, part in card.splits.items()},
+            "source": card.source,
+            "warnings": card.warnings,
+        },
+        "model": asdict(work.config),
+        "settings": work.settings.record(),
+        "split": split,
+        "figures": figures,
+        "baseline": bag,
+        "selection": {"score": progress.best_score, "step": progress.best_step, "history": progress.history},
+        "cost": {
+            "parameters": engine.model.parameter_count(),
+            "length": length,
+            "flops": cost.matmul + cost.pointwise,
+            "steps": progress.step,
+            "tokens": progress.tokens,
+            "seconds": progress.seconds,
+            "processes": world.size,
+            "threads": torch.get_num_threads(),
+            "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
+        },
+    }

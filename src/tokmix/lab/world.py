@@ -1,0 +1,99 @@
+"""The processes of a run: one, or as many as torchrun started. Everything that passes between them is here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int = 0
+    size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
+        """Gradients summed over the ranks in place, as one message; -> the loss summed too."""
+        if self.size == 1:
+            return loss
+        owners = [parameter for parameter in parameters if parameter.requires_grad]
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in owners]
+        message = torch.cat([part.flatten() for part in parts] + [loss.reshape(1).to(parts[0].dtype)])
+        dist.all_reduce(message)
+        for parameter, part in zip(owners, message[:-1].split([p.numel() for p in owners]), strict=True):
+            parameter.grad = part.view_as(parameter)
+        return message[-1]
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in their order."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def agree(self, value: Any) -> Any:
+        """What the first rank says."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def any(self, flag: bool) -> bool:
+        return any(self.gather(flag))
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def join_world(device: str | None) -> Iterator[World]:
+    """The world that torchrun describes, checked: two processes that do not know of each other would train two models."""
+    size, rank = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0")))
+    chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    if size == 1:
+        yield World(device=chosen)
+        return
+    if not 0 <= rank < size:
+        raise ValueError(f"RANK={rank} is not below WORLD_SIZE={size}: start several processes with torchrun")
+    if "MASTER_ADDR" not in os.environ:
+        raise ValueError(f"WORLD_SIZE={size}, but nothing says where the others are: start several processes with torchrun")
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        if dist.get_world_size() != size:
+            raise ValueError(f"{dist.get_world_size()} processes found each other, not WORLD_SIZE={size}")
+        yield World(rank, size, chosen)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(asked: str | None, place: int) -> torch.device:
+    if asked is None:
+        asked = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(asked)
+    except RuntimeError:
+        raise ValueError(f"unknown device {asked!r}; for instance: cpu, cuda, cuda:1") from None
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"device {asked!r} is not there: torch {torch.__version__} finds no GPU")
+        if device.index is None:
+            device = torch.device("cuda", place)
+        if device.index >= torch.cuda.device_count():
+            raise ValueError(f"device {str(device)!r} is not there: {torch.cuda.device_count()} GPUs for {place + 1} processes or more")
+    return device

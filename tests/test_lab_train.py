@@ -1,0 +1,323 @@
+"""`train` end to end on small data: what it writes, what it learns, what the trained model then does."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("numpy")
+pytest.importorskip("tokenizers")
+pytest.importorskip("safetensors")
+pytest.importorskip("transformers")
+
+from tests.lab import settings, write_scores, write_table, write_text
+from tokmix.data.prepare import prepare
+from tokmix.data.tokens import TokenFiles
+from tokmix.lab import evaluate, generate, modelfolder, predict
+from tokmix.lab.checkpoint import Checkpoints
+from tokmix.lab.engine import Engine
+from tokmix.lab.settings import Settings, recipes
+from tokmix.lab.task import Work
+from tokmix.lab.train import run
+from tokmix.lab.world import World
+
+QUICK = {"train__epochs": 10, "train__lr": 5e-3, "train__rows": 16, "train__token_dropout": 0.0, "model__dropout": 0.1}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("lab")
+    write_table(folder / "films.csv", 400)
+    run(
+        folder / "films.csv",
+        folder / "run",
+        settings(**QUICK, train__evaluations=6),
+        quiet=True,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory) -> Path:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("lm")
+    text = write_text(folder / "text")
+    given = {"model__stack": "hsm*2, attention(heads=2)", "model__length": 32, "train__steps": 30, "prepare__vocab": 300}
+    run(text, folder / "run", settings(**given), quiet=True)
+    return folder
+
+
+def test_a_table_becomes_a_model_that_has_learnt(trained):
+    record = json.loads((trained / "run" / "model" / "training.json").read_text())
+    assert record["task"] == "classify" and record["labels"] == ["bad", "good"] and record["split"] == "valid"
+    assert record["figures"]["accuracy"] > 0.9
+    assert record["cost"]["steps"] == json.loads((trained / "run" / "log.jsonl").read_text().splitlines()[-1])["step"]
+    assert len(record["selection"]["history"]) >= 6
+    names = {path.name for path in (trained / "run" / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "training.json", "README.md"} <= names
+    assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl"))], "no pickle in a model folder"
+    assert (trained / "run" / "curve.png").stat().st_size > 1000
+    assert "accuracy" in (trained / "run" / "model" / "README.md").read_text()
+
+
+def test_the_best_evaluation_is_kept(trained):
+    record = json.loads((trained / "run" / "model" / "training.json").read_text())
+    history = record["selection"]["history"]
+    best = max(entry["accuracy"] for entry in history)
+    first = next(entry["step"] for entry in history if entry["accuracy"] == best)
+    assert (record["selection"]["score"], record["selection"]["step"]) == (best, first)
+
+
+def test_evaluating_the_prepared_split_gives_the_reported_figure(trained, capsys):
+    record = json.loads((trained / "run" / "model" / "training.json").read_text())
+    found = evaluate.run(trained / "run", trained / "run" / "data", split="valid")
+    assert found["accuracy"] == record["figures"]["accuracy"]
+    assert found["confusion"] == record["figures"]["confusion"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"accuracy {found['accuracy']:.4f}"
+
+
+def test_evaluating_a_table_uses_every_row(trained, tmp_path, capsys):
+    found = evaluate.run(trained / "run", write_table(tmp_path / "more.csv", 50, seed=9), as_json=True)
+    assert found["rows"] == 50 and sum(found["balance"].values()) == 50
+    assert json.loads(capsys.readouterr().out) == found
+
+
+def test_evaluation_refuses_labels_it_does_not_know(trained, tmp_path):
+    (tmp_path / "odd.csv").write_text("text,label\nfine day,goood\ndull day,bad\n")
+    with pytest.raises(ValueError, match="label 'goood' does not occur in training.*did you mean 'good'"):
+        evaluate.run(trained / "run", tmp_path / "odd.csv")
+
+
+def test_predictions_do_not_depend_on_the_batch(trained, tmp_path):
+    texts = [line.rsplit(",", 1)[0] for line in write_table(tmp_path / "t.csv", 200, seed=3).read_text().splitlines()[1:]]
+    predictor = predict.Predictor(modelfolder.load(trained / "run"))
+    together = list(predictor(texts))
+    alone = [next(predictor([text])) for text in texts]
+    for one, other in zip(together, alone, strict=True):
+        assert one["text"] == other["text"] and one["label"] == other["label"]
+        for label, chance in one["probabilities"].items():
+            assert abs(chance - other["probabilities"][label]) < 1e-5
+    assert len({answer["label"] for answer in together}) == 2
+
+
+def test_predictions_equal_those_of_hugging_face(trained):
+    from transformers import pipeline
+
+    import tokmix.hf  # noqa: F401 - makes the model class known
+
+    texts = ["the film was lovely and warm", "a dull day in the house"]
+    ours = list(predict.Predictor(modelfolder.load(trained / "run"))(texts))
+    theirs = pipeline("text-classification", model=str(trained / "run" / "model"), device="cpu")(texts)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one["label"] == other["label"] and abs(one["probabilities"][one["label"]] - other["score"]) < 1e-5
+
+
+def test_predict_reads_texts_files_and_standard_input(trained, tmp_path, capsys, monkeypatch):
+    model, texts = trained / "run", ["lovely film", "awful, cold road"]
+    predict.run(model, texts)
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [answer["text"] for answer in answers] == texts
+    (tmp_path / "lines.txt").write_text("\n".join(texts) + "\n")
+    (tmp_path / "table.tsv").write_text("id\ttext\n" + "".join(f"{i}\t{text}\n" for i, text in enumerate(texts)))
+    for name in ("lines.txt", "table.tsv"):
+        predict.run(model, [str(tmp_path / name)])
+        assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == answers
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(texts) + "\n"))
+    predict.run(model, ["-"], format="table")
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 2 and shown[0].startswith(answers[0]["label"]) and shown[0].endswith(texts[0])
+
+
+def test_predict_refuses_what_it_cannot_read(trained):
+    with pytest.raises(ValueError, match="no file 'missing.csv'"):
+        predict.run(trained / "run", ["missing.csv"])
+    with pytest.raises(ValueError, match="no text to predict"):
+        predict.run(trained / "run", [])
+    with pytest.raises(ValueError, match="unknown format 'xml'"):
+        predict.run(trained / "run", ["a"], format="xml")
+
+
+def test_packed_rows_train_like_padded_ones(trained, tmp_path):
+    def losses(packed: bool) -> torch.Tensor:
+        given = {"train.packed": packed, "train.rows": 8, "train.token_dropout": 0.0, "model.dropout": 0.0, "model.dim": 16}
+        engine = Engine(Work(TokenFiles(trained / "run" / "data"), Settings.of(None, given)), World(), Checkpoints(tmp_path))
+        for _ in range(4):
+            engine.step()
+        return torch.tensor(engine.look())
+
+    assert torch.allclose(losses(True), losses(False), atol=1e-4)
+
+
+def test_scores_of_pairs(tmp_path):
+    table = write_scores(tmp_path / "pairs.tsv", 400)
+    record = run(
+        table,
+        tmp_path / "run",
+        settings(**QUICK),
+        quiet=True,
+    )
+    assert record["task"] == "regress" and record["figures"]["pearson"] > 0.8
+    predictor = predict.Predictor(modelfolder.load(tmp_path / "run"))
+    low, high = predictor([("a road", "dull cold grey awful"), ("a road", "fine warm bright lovely")])
+    assert low["score"] < high["score"]
+    with pytest.raises(ValueError, match="reads 2 texts at a time, not 1"):
+        list(predictor(["alone"]))
+
+
+def test_a_language_model_is_trained_measured_and_continued(language_model, capsys):
+    record = json.loads((language_model / "run" / "model" / "training.json").read_text())
+    assert record["task"] == "lm" and 0 < record["figures"]["bits_per_byte"] < 8
+    found = evaluate.run(language_model / "run", language_model / "run" / "data", split=record["split"])
+    assert found["bits_per_byte"] == pytest.approx(record["figures"]["bits_per_byte"], abs=1e-6)
+    assert capsys.readouterr().out.splitlines()[-1] == f"bits_per_byte {found['bits_per_byte']:.4f}"
+    texts = [generate.run(language_model / "run", "the day was", max_new=12, seed=seed) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    assert capsys.readouterr().out.startswith("the day was" + texts[0])
+
+
+def test_masked_tokens_are_learnt_from_any_rows(tmp_path):
+    prepare(write_table(tmp_path / "t.csv"), tmp_path / "data", vocab=200)
+    record = run(
+        tmp_path / "data", tmp_path / "run", Settings.of(None, {"model.dim": 16, "train.task": "mlm", "train.steps": 5}), quiet=True
+    )
+    assert record["task"] == "mlm" and record["figures"]["loss"] > 0
+
+
+def test_bag_of_words_beside_the_model(tmp_path, capsys):
+    pytest.importorskip("sklearn")
+    record = run(write_table(tmp_path / "t.csv"), tmp_path / "run", settings(train__steps=3, train__baseline=True))
+    assert record["baseline"]["accuracy"] > 0.9
+    shown = capsys.readouterr().out
+    assert f"a bag of words on the same rows: accuracy {record['baseline']['accuracy']:.4f}" in shown
+    assert shown.splitlines()[-1] == f"accuracy {record['figures']['accuracy']:.4f}"
+
+
+def test_an_absent_scikit_learn_is_said_plainly(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("tokmix.lab.baseline.available", lambda: False)
+    record = run(write_table(tmp_path / "t.csv"), tmp_path / "run", settings(train__steps=2, train__baseline=True))
+    assert record["baseline"] is None and "scikit-learn is not installed" in capsys.readouterr().out
+
+
+def test_minutes_bound_the_run(tmp_path):
+    prepare(write_table(tmp_path / "t.csv"), tmp_path / "data", vocab=200)
+    given = {
+        "model.dim": 16,
+        "model.stack": "hypermixing(hidden=8)",
+        "train.epochs": 100_000,
+        "train.minutes": 0.02,
+        "train.baseline": False,
+    }
+    record = run(tmp_path / "data", tmp_path / "run", Settings.of(None, given), quiet=True)
+    assert record["cost"]["steps"] < 100_000 and record["selection"]["history"][-1]["step"] == record["cost"]["steps"]
+
+
+def test_an_existing_folder_is_refused(trained, tmp_path):
+    with pytest.raises(ValueError, match="exists already"):
+        run(trained / "films.csv", trained / "run", settings(), quiet=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "note.txt").write_text("keep")
+    with pytest.raises(ValueError, match="not a run of tokmix train"):
+        run(trained / "films.csv", tmp_path / "mine", settings(), resume=True, quiet=True)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["note.txt"]
+
+
+def test_a_damaged_model_folder_is_one_line(trained, tmp_path):
+    import shutil
+
+    def broken(change) -> str:
+        shutil.rmtree(tmp_path / "m", ignore_errors=True)
+        shutil.copytree(trained / "run" / "model", tmp_path / "m")
+        change(tmp_path / "m")
+        with pytest.raises(ValueError) as caught:
+            modelfolder.load(tmp_path / "m")
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    def edit(name, **values):
+        def change(folder):
+            known = json.loads((folder / name).read_text())
+            (folder / name).write_text(json.dumps(known | values))
+
+        return change
+
+    def cut(name, keep):
+        return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:keep])
+
+    assert "model.safetensors is damaged" in broken(cut("model.safetensors", 5000))
+    assert "config.json is not JSON" in broken(cut("config.json", 20))
+    assert "tokenizer.json is missing" in broken(lambda folder: (folder / "tokenizer.json").unlink())
+    assert "not a tokenizer.json" in broken(cut("tokenizer.json", 100))
+    assert "format version 9" in broken(edit("config.json", format_version=9))
+    assert "format version 9" in broken(edit("training.json", version=9))
+    assert "does not fit config.json" in broken(edit("config.json", dim=24))
+
+
+def test_what_does_not_fit_is_one_line(trained, tmp_path):
+    table = write_table(tmp_path / "t.csv", 60)
+    with pytest.raises(ValueError, match="unknown setting 'train.lrr', did you mean 'train.lr'"):
+        settings(train__lrr=1.0)
+    with pytest.raises(ValueError, match="mixer 'hypermixin'"):
+        run(table, tmp_path / "a", settings(model__stack="hypermixin*2"), quiet=True)
+    (tmp_path / "one.csv").write_text("text,label\na b c,x\nd e f,x\n")
+    with pytest.raises(ValueError, match="a single class"):
+        run(tmp_path / "one.csv", tmp_path / "a", settings(), quiet=True)
+    with pytest.raises(ValueError, match="missing"):
+        run(tmp_path / "missing.csv", tmp_path / "a", settings(), quiet=True)
+    text = write_text(tmp_path / "text", 20)
+    with pytest.raises(ValueError, match="mixer 'fnet' has no 'causal' mode"):
+        run(text, tmp_path / "b", settings(model__stack="fnet*2", prepare__vocab=300), quiet=True)
+    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
+    prepare(table, tmp_path / "data", vocab=200)
+    with pytest.raises(ValueError, match="comes too late"):
+        run(tmp_path / "data", tmp_path / "c", settings(), quiet=True)
+    with pytest.raises(ValueError, match="prepared for 'classify'"):
+        run(tmp_path / "data", tmp_path / "d", Settings.of(None, {"train.task": "lm"}), quiet=True)
+    with pytest.raises(ValueError, match="needs one for lm"):
+        generate.run(trained / "run", "a")
+    with pytest.raises(ValueError, match="another tokenizer"):
+        evaluate.run(trained / "run", tmp_path / "data")
+
+
+def test_settings_need_neither_torch_nor_numpy():
+    code = "import sys, tokmix.lab.settings; assert not {'torch', 'numpy'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_recipes_are_settings(name, tmp_path):
+    from tokmix.budget import parameter_count
+    from tokmix.data.tokens import TokenFiles
+    from tokmix.lab.task import Work
+
+    asked = Settings.of(name)
+    task = asked.train.task or asked.prepare.get("task") or "classify"
+    source = write_text(tmp_path / "t") if task == "lm" else write_table(tmp_path / "t.csv")
+    prepare(source, tmp_path / "data", task=task, vocab=300)
+    assert parameter_count(Work(TokenFiles(tmp_path / "data"), asked).config) > 0
+    with pytest.raises(ValueError, match=f"did you mean '{name}'"):
+        Settings.of(name + "x")
+
+
+def test_options_go_before_the_config(tmp_path):
+    (tmp_path / "mine.json").write_text(json.dumps({"model": {"dim": 32}, "train": {"lr": 0.1, "seed": 4}}))
+    made = Settings.of(tmp_path / "mine.json", {"train.lr": 0.2})
+    assert (made.model.dim, made.train.lr, made.train.seed) == (32, 0.2, 4)
+    (tmp_path / "odd.json").write_text(json.dumps({"modle": {}}))
+    with pytest.raises(ValueError, match="did you mean 'model'"):
+        Settings.of(tmp_path / "odd.json")
