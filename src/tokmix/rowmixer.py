@@ -22,6 +22,11 @@ class RowMixer(Mixer):
         """x [S, L, D], each row one sequence from column 0 on and zero behind its end; rows is None where all are
         full. What is returned behind a row's end does not matter, as long as its gradient is finite."""
 
+    def mix_unmoved(self, x: Tensor, segments: Segments | None) -> Tensor | None:
+        """The whole batch as it stands, padded or packed, for a mixer that has a faster way than by rows; None where
+        it has not. Whatever stands at padding is ignored, and the output there is zero."""
+        return None
+
     def cross(self, x: Tensor, rows: Rows | None, keys: Tensor, values: Tensor, key_rows: Rows | None) -> Tensor:
         """As `mix`, for tokens x [S, L, D] that read keys and values [S, M, D]."""
         raise self.lacks("cross")
@@ -51,11 +56,14 @@ class RowMixer(Mixer):
             raise ValueError(f"mixer {self.kind!r} was given values or key_segments without keys")
         if x.numel() == 0:
             return x.clone()
+        longest = x.shape[1] if segments is None else segments.longest
+        self._check_length(longest)
+        unmoved = self.mix_unmoved(x, segments) if longest else None
+        if unmoved is not None:
+            return unmoved
         if segments is None:
-            self._check_length(x.shape[1])
             return self.mix(x, None)
-        self._check_length(segments.longest)
-        if segments.longest == 0:
+        if longest == 0:
             return Rows(segments.mask, segments.positions).zero(x)
         return segments.join([self.mix(part, rows) for part, rows in segments.split(x)])
 

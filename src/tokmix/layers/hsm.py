@@ -106,27 +106,15 @@ class HSM(RowMixer):
             self.weight = nn.Parameter(_uniform(H, seen, e, fan_in=seen))
             self.bias = nn.Parameter(torch.zeros(H, e))
 
-    def forward(
-        self,
-        x: Tensor,
-        segments: Segments | None = None,
-        *,
-        keys: Tensor | None = None,
-        values: Tensor | None = None,
-        key_segments: Segments | None = None,
-    ) -> Tensor:
-        """The cheap variants read a batch as it stands, padded or packed: moving it would cost more than mixing it."""
-        segments = self._checked(x, segments)
-        plain = keys is None and values is None and key_segments is None and x.numel() > 0
-        if not plain or self.variant not in ("ab", "vector", "gate") or (segments is not None and segments.places is None):
-            return super().forward(x, segments, keys=keys, values=values, key_segments=key_segments)
-        places = None if segments is None else segments.places
+    def mix_unmoved(self, x: Tensor, segments: Segments | None) -> Tensor | None:
+        """The cheap variants: moving a batch would cost more than mixing it."""
+        if self.variant not in ("ab", "vector", "gate") or (segments is not None and segments.places is None):
+            return None
+        places, table = None if segments is None else segments.places, self.shift_table
         if self.variant == "gate":
             both_ways = not self.causal
-            return shift_mix.gate_shift_mix(
-                x, self.weight, self.bias, self.shifts, both_ways=both_ways, table=self.shift_table, places=places
-            )
-        return shift_mix.shift_mix(x, list(self.weights), self.shifts, table=self.shift_table, places=places)
+            return shift_mix.gate_shift_mix(x, self.weight, self.bias, self.shifts, both_ways=both_ways, table=table, places=places)
+        return shift_mix.shift_mix(x, list(self.weights), self.shifts, table=table, places=places)
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         x = x.unflatten(-1, (self.heads, -1))  # [S, L, H, e]

@@ -113,25 +113,13 @@ class HyperMixing(RowMixer):
     def limit(self) -> int | None:
         return self.max_len if self.code.kind == "learned" else None
 
-    def forward(
-        self,
-        x: Tensor,
-        segments: Segments | None = None,
-        *,
-        keys: Tensor | None = None,
-        values: Tensor | None = None,
-        key_segments: Segments | None = None,
-    ) -> Tensor:
-        """Self-mixing by a kernel where there is one, which reads a batch as it stands, padded or packed."""
-        segments = self._checked(x, segments)
+    def mix_unmoved(self, x: Tensor, segments: Segments | None) -> Tensor | None:
+        """By a kernel, where there is one."""
         longest = x.shape[1] if segments is None else segments.longest
-        plain = keys is None and values is None and key_segments is None and not self.causal
-        if not plain or (segments is not None and segments.chunks is None) or not hyper_mix.has_kernel(x, self.net_in.weights(), longest):
-            return super().forward(x, segments, keys=keys, values=values, key_segments=key_segments)
-        self._check_length(longest)
-        return self._fused(x, segments)
-
-    def _fused(self, x: Tensor, segments: Segments | None) -> Tensor:
+        if self.causal or (segments is not None and segments.chunks is None):
+            return None
+        if not hyper_mix.has_kernel(x, self.net_in.weights(), longest):
+            return None
         e, k = self.dim // self.heads, self.hidden // self.heads
         at = positions.count(x.shape[1], None, x.device) if segments is None else segments.positions
         scale = readout = norm = None
