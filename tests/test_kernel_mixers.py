@@ -22,6 +22,8 @@ HYPER = [
     {"bias": False, "norm": "none"},
 ]
 CASES = [("hypermixing", {"heads": 2, "hidden": 48, **options}, "hyper_mix") for options in HYPER]
+for more in ({}, {"decay": "none", "shift": 0}, {"norm": "length", "tied": False}):
+    CASES.append(("hypermixing", {"heads": 2, "hidden": 32, "causal": True, **more}, "causal_hyper_mix"))
 for causal in (True, False):
     CASES += [("hsm", {"variant": variant, "causal": causal}, "shift_mix") for variant in ("ab", "vector")]
     CASES += [("hsm", {"variant": "vector", "heads": 4, "causal": causal}, "shift_mix")]

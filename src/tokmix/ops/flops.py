@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
+from tokmix.ops.causal_hyper_mix import flops as _causal_hyper_mix  # noqa: F401  (its formulas)
 from tokmix.ops.hyper_mix import library as _hyper_mix  # noqa: F401  (defines the ops)
 from tokmix.ops.shift_mix import library as _shift_mix  # noqa: F401
 

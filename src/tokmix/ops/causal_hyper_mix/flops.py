@@ -1,0 +1,35 @@
+"""Products inside the causal ops, for torch's FlopCounterMode: see `tokmix.ops.flops`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from tokmix.ops.causal_hyper_mix import library as _library  # noqa: F401  (defines the ops)
+
+Shape = tuple[int, ...]
+
+
+def _product(w_in: Shape, values: Shape) -> int:
+    """One product of a state with a vector, for every token and head."""
+    B, H, L, k = w_in
+    return 2 * B * H * L * k * values[3]
+
+
+@register_flop_formula(torch.ops.tokmix.causal_hyper_mix)
+def causal_hyper_mix(w_in: Shape, w_out: Shape, values: Shape, *rest: Any, **kwargs: Any) -> int:
+    """A token is written to the state twice (once for the chunks' sums, once for the states themselves), read once."""
+    return 3 * _product(w_in, values)
+
+
+@register_flop_formula(torch.ops.tokmix.causal_hyper_mix_backward)
+def causal_hyper_mix_backward(dy: Shape, dlast: Any, w_in: Shape, w_out: Shape, values: Shape, *rest: Any, **kwargs: Any) -> int:
+    """Written twice more; then w_out's gradient, the state's, and w_in's and the values' twice: inside a chunk and from beyond."""
+    return 8 * _product(w_in, values)
+
+
+@register_flop_formula([torch.ops.tokmix.decayed_counts, torch.ops.tokmix.decayed_counts_backward])
+def no_products(*shapes: Any, **kwargs: Any) -> int:
+    return 0

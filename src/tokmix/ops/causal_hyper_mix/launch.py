@@ -1,0 +1,164 @@
+"""The causal scan's kernels put together; see `triton` for the data flow."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from tokmix.ops.causal_hyper_mix import counts_triton, pull_triton
+from tokmix.ops.causal_hyper_mix import triton as kernels
+from tokmix.ops.dispatch import processors
+
+CHUNK = 64  # tokens between two stored states; chunks are worked on side by side
+READ = (2048, 3)  # numbers of the state that one warp reads at a time, and stages of its loop: the fastest on an H200
+# numbers of the state and warps of a program of `pull`, programs per multiprocessor, registers at most: the fastest on an H200
+PULL = (4096, 4, 3, 168)
+JOIN = 256  # numbers a program of `join` follows
+COUNT = 2048  # tokens a program of `counts` takes at a time
+
+
+def padded(width: int) -> int:
+    return max(16, triton.next_power_of_2(width))
+
+
+def lined(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def flat(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def strides(*tensors: Tensor) -> list[int]:
+    """Of [B, H, L, n] tensors, the last of which is 1."""
+    return [stride for x in tensors for stride in x.stride()[:3]]
+
+
+def by_token(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, H, L, e] that lies in memory as [B, L, H, e], so that joining the heads moves nothing."""
+    B, H, L, e = like.shape
+    return torch.empty(B, L, H, e, dtype=dtype, device=like.device).transpose(1, 2)
+
+
+def exact(*tensors: Tensor) -> bool:
+    """Whether float32's own precision is asked for: no 16-bit number among what is given."""
+    return all(x.dtype.itemsize >= 4 for x in tensors)
+
+
+class Plan:
+    """Sizes that the kernels share."""
+
+    def __init__(self, w_in: Tensor, w_out: Tensor, values: Tensor):
+        self.B, self.H, self.L, self.k = w_in.shape
+        self.e = values.shape[3]
+        self.chunks = triton.cdiv(self.L, CHUNK)
+        self.pieces = self.B * self.H * self.chunks
+        self.kp, self.ep = padded(self.k), padded(self.e)
+        self.exact = exact(w_in, w_out, values)
+        self.tile = min(8192 // self.ep // (1 + self.exact), 64, self.kp)  # rows of a product
+        tf32 = not self.exact or torch.get_float32_matmul_precision() != "highest"
+        self.precision = "tf32" if tf32 else "tf32x3"  # the latter as exact as float32, at three products for one
+        self.device = w_in.device
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def states(self) -> Tensor:
+        return self.empty(self.B, self.H, self.chunks, self.k, self.e)
+
+    def join(self, given: Tensor, parts: Tensor, kept: Tensor | None, result: Tensor | None) -> None:
+        size = self.k * self.e
+        kernels.join[self.B * self.H, triton.cdiv(size, JOIN)](
+            given, parts, kept, result, self.chunks, size, JOIN, result is not None, num_warps=2
+        )
+
+    def written(self, w_in: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, starts: Tensor | None) -> Tensor | None:
+        """The chunks' sums into starts, and how much each keeps of the state, [B, H, chunks]."""
+        kept = None if log_decay is None else self.empty(self.B, self.H, self.chunks)
+        kernels.write[self.pieces, triton.cdiv(self.k, self.tile)](
+            w_in, values, log_decay, real, starts, kept, self.L, self.chunks, self.H, *strides(w_in, values),
+            self.k, self.e, self.tile, self.ep, CHUNK, self.precision, num_warps=4,
+        )  # fmt: skip
+        return kept
+
+
+def forward(
+    w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, scale: Tensor, hidden: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y [B, H, L, e], the last state [B, H, k, e], and for the backward pass: the state before each chunk and what each
+    chunk keeps of it; both empty where there is one chunk alone."""
+    w_in, w_out, values, hidden = lined(w_in), lined(w_out), lined(values), hidden.contiguous()
+    log_decay, real, scale = flat(log_decay), flat(real), scale.contiguous()
+    plan = Plan(w_in, w_out, values)
+    starts, kept, several = hidden, None, plan.chunks > 1
+    if several:
+        starts = plan.states()
+        kept = plan.written(w_in, values, log_decay, real, starts)
+        plan.join(hidden, starts, kept, None)
+    y, last = by_token(values, values.dtype), torch.empty_like(hidden)
+    size, stages = READ
+    columns = min(plan.ep, max(4, size // plan.kp))
+    loss = None if log_decay is None else torch.expm1(log_decay)
+    kernels.read[(plan.pieces * triton.cdiv(plan.e, columns),)](
+        w_in, w_out, values, loss, real, scale, starts, y, last, plan.L, plan.chunks, plan.H, *strides(w_in, w_out, values, y),
+        plan.k, plan.e, plan.kp, columns, CHUNK, plan.exact, stages, num_warps=max(1, plan.kp * columns // 2048),
+    )  # fmt: skip
+    return y, last, starts if several else plan.empty(0), plan.empty(0) if kept is None else kept
+
+
+def backward(
+    dy: Tensor, dlast: Tensor, w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None,
+    scale: Tensor, hidden: Tensor, last: Tensor, starts: Tensor, kept: Tensor | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Gradients of w_in, w_out, values, log_decay (empty without one), scale and hidden."""
+    dy, w_in, w_out, values, dlast = lined(dy), lined(w_in), lined(w_out), lined(values), dlast.contiguous()
+    log_decay, real, scale = flat(log_decay), flat(real), scale.contiguous()
+    plan = Plan(w_in, w_out, values)
+    B, H, L, k, e = plan.B, plan.H, plan.L, plan.k, plan.e
+    if plan.chunks == 1:
+        starts, kept = hidden.contiguous(), plan.written(w_in, values, log_decay, real, None) if log_decay is not None else None
+    elif log_decay is None:
+        kept = None
+    loss = None if log_decay is None else torch.expm1(log_decay)
+    size, warps, per_processor, registers = PULL
+    inner = min(32, plan.ep)
+    rows = max(1, min(plan.kp, size // plan.ep))
+    warps = max(1, warps * rows * plan.ep // size)
+    tiles = triton.cdiv(k, rows)
+    programs = min(plan.pieces * tiles, processors(w_in.device) * per_processor)
+    notes = plan.empty(programs, CHUNK // pull_triton.STEPS.value, rows * plan.ep)
+    dw_out, dw_part = plan.empty(B, H, L, k, dtype=w_out.dtype), plan.empty(B, H, L, k)
+    dv_part, p = plan.empty(tiles, B, H, L, e, dtype=values.dtype), plan.empty(tiles, B, H, L)
+    r = plan.empty(tiles, plan.pieces, CHUNK // pull_triton.STEPS.value)
+    dhidden, ends = plan.empty(B, H, k, e), plan.states()
+    pull_triton.pull[(programs,)](
+        w_in, w_out, values, dy, loss, real, scale, starts, notes, dw_out, dw_part, dv_part, p, r, dhidden, ends,
+        L, plan.chunks, H, plan.pieces, triton.cdiv(plan.pieces * tiles, programs), *strides(w_in, w_out, values, dy),
+        k, e, rows, plan.ep // inner, inner, CHUNK, plan.exact, num_warps=warps, maxnreg=registers,
+    )  # fmt: skip
+    plan.join(dlast, ends, kept, dhidden)
+    dw_in, dvalues = plan.empty(B, H, L, k, dtype=w_in.dtype), by_token(values, values.dtype)
+    dlog = plan.empty(0) if log_decay is None else plan.empty(B, H, L)
+    pull_triton.finish[(plan.pieces,)](
+        w_in, values, log_decay, real, starts, last, ends, dw_part, dv_part, p, r, dw_in, dvalues, dlog,
+        L, plan.chunks, H, plan.pieces, *strides(w_in, values, dvalues),
+        k, e, plan.tile, plan.ep, tiles, CHUNK, plan.precision, num_warps=4 if plan.ep <= 64 and not plan.exact else 8,
+    )  # fmt: skip
+    return dw_in, dw_out, dvalues, dlog, p.sum(0) / scale, dhidden
+
+
+def counts(log_decay: Tensor, real: Tensor | None, first: Tensor) -> Tensor:
+    B, H, L = log_decay.shape
+    loss, found = torch.expm1(log_decay).contiguous(), log_decay.new_empty(B, H, L)
+    size = min(COUNT, triton.next_power_of_2(L))
+    counts_triton.counts[(B * H,)](loss, flat(real), first.contiguous(), found, L, H, size, num_warps=8)
+    return found
+
+
+def counts_backward(d: Tensor, log_decay: Tensor, first: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+    B, H, L = log_decay.shape
+    loss, dlog, dfirst = torch.expm1(log_decay).contiguous(), found.new_empty(B, H, L), found.new_empty(B, H)
+    size = min(COUNT, triton.next_power_of_2(L))
+    counts_triton.counts_backward[(B * H,)](loss, first.contiguous(), found, d.contiguous(), dlog, dfirst, L, size, num_warps=8)
+    return dlog, dfirst
