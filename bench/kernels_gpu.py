@@ -29,8 +29,8 @@ from tokmix.ops.hyper_mix import choice as hyper
 from tokmix.ops.hyper_mix import reassociated
 from tokmix.ops.hyper_mix import reference as hyper_reference
 from tokmix.ops.hyper_mix.reference import Net
-from tokmix.places import chunks_of, places_of
 from tokmix.ops.shift_mix import choice as shift
+from tokmix.places import chunks_of, places_of
 from tokmix.segments import Segments
 
 TOKENS, D, HEADS = 65_536, 512, 8
