@@ -21,7 +21,6 @@ def new_folder(out: Path) -> Iterator[Path]:
     lock = _lock(partial)
     try:
         yield partial
-        (partial / "lock").unlink()
         sync_folder(partial)
         check_free(out)
         partial.rename(out)
@@ -50,12 +49,16 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _lock(partial: Path) -> int | None:
-    """Held as long as the process lives, however it ends: tells a folder in the making from an abandoned one."""
+    """A lock on the folder itself, held as long as the process lives, however it ends: tells a folder in the making
+    from an abandoned one."""
     try:
         import fcntl
     except ImportError:  # pragma: no cover - not a Unix: abandoned folders stay
         return None
-    handle = os.open(partial / "lock", os.O_CREAT | os.O_RDWR)
+    try:
+        handle = os.open(partial, os.O_RDONLY)
+    except OSError:
+        return None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -66,10 +69,21 @@ def _lock(partial: Path) -> int | None:
 
 def _remove_abandoned(out: Path) -> None:
     for partial in out.parent.glob(f".{out.name}.partial-*"):
-        handle = _lock(partial) if (partial / "lock").exists() else None
+        handle = _lock(partial)
         if handle is not None:
-            shutil.rmtree(partial, ignore_errors=True)
+            if not _alive(partial.name.rpartition("-")[2]):  # a living process may be just about to take the lock
+                shutil.rmtree(partial, ignore_errors=True)
             os.close(handle)
+
+
+def _alive(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def sync_folder(folder: Path) -> None:
