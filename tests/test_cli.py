@@ -47,6 +47,13 @@ def test_a_command_line_that_cannot_be_read_exits_with_two(command: list[str]) -
     assert exit_.value.code == 2
 
 
+def test_a_mistyped_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", "a.csv", "--out", "x", "--train.lrr", "3"])
+    assert exit_.value.code == 2
+    assert "train has no argument '--train.lrr', did you mean '--train.lr'?" in capsys.readouterr().err
+
+
 def test_the_import_benchmark_prints_machine_and_versions() -> None:
     printed = import_time(repeats=1)
     assert "torch 2." in printed and "Python 3." in printed and "import tokmix adds" in printed

@@ -250,7 +250,7 @@ def test_wrong_inputs_are_named() -> None:
     with pytest.raises(ValueError, match=r"segments of shape \[1, 5\]"):
         model(torch.zeros(1, 4, dtype=torch.long), Segments.from_lengths([5]))
     with pytest.raises(ValueError, match="step needs a causal model"):
-        model.step(torch.zeros(1, 4, dtype=torch.long), model.init_state(1) if False else {})
+        model.step(torch.zeros(1, 4, dtype=torch.long), {})
 
 
 def test_no_parameter_is_a_bare_scalar() -> None:

@@ -14,7 +14,6 @@ from tokmix import mixer as registry
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    known = dict(registry._REGISTRY)
     tokmix.mixers()
     known = dict(registry._REGISTRY)
     yield

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tokmix.arguments import add_settings, said
+from tokmix.checks import nearest
 from tokmix.data.settings import PrepareSettings
 from tokmix.lab.settings import GROUPS
 
@@ -16,7 +17,11 @@ Run = Callable[[argparse.Namespace], int]
 
 def main(arguments: list[str] | None = None) -> int:
     """0 = done, 1 = something given does not work (one line says what), 2 = the command line cannot be read."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        known = [name for name in options.known if name.startswith("--")]
+        parser.error(f"{options.command} has no argument {unknown[0]!r}{nearest(unknown[0], known)}")
     try:
         return options.run(options)
     except (ValueError, OSError, ImportError) as error:
@@ -46,6 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(command("demo", _demo, "train the toy task of shapes for a minute and draw who attends to whom"))
     bench = command("bench", _bench, "measure on this machine")
     bench.add_argument("what", choices=["import"], help="import: what `import tokmix` adds to `import torch`")
+    for made in commands.choices.values():
+        made.set_defaults(known=list(made._option_string_actions))
     return parser
 
 

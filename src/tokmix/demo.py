@@ -63,7 +63,7 @@ def _train_all(train_set: shapes.Shapes, test_set: shapes.Shapes, seconds: float
 @contextmanager
 def _one_core_each() -> Iterator[None]:
     """Two models side by side on a core each: a model on two cores comes to a crawl where another program keeps one of
-    them busy (five times slower, measured so)."""
+    them busy."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -54,7 +54,4 @@ class Attention(KeyValueMixer):
         return self.out(merge_heads(y))
 
     def cost(self, length: int) -> Cost:
-        projections, scores = 8 * length * self.dim**2, 4 * length**2 * self.dim
-        pointwise = SOFTMAX * self.heads * length**2 + 4 * self.conv * length * self.dim
-        causal = projections + (scores * (length + 1) // (2 * length) if self.causal and length else scores)
-        return Cost(projections + scores, pointwise, self._state_size(length), causal)
+        return self._cost(length, SOFTMAX)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tokmix import checks, positions
 from tokmix.layers import memory
 from tokmix.layers.shortconv import ShortConv
-from tokmix.mixer import State
+from tokmix.mixer import Cost, State
 from tokmix.ops.hyper_mix import merge_heads, split_heads
 from tokmix.rowmixer import RowMixer
 from tokmix.segments import Rows
@@ -114,6 +114,13 @@ class KeyValueMixer(RowMixer):
             return 0
         slots = length if self.window is None else self.window - 1
         return 2 * slots * self.dim + 1 + (self.conv - 1) * self.dim * bool(self.conv)
+
+    def _cost(self, length: int, per_score: int) -> Cost:
+        """per_score: operations of the activation for one score."""
+        projections, scores = 8 * length * self.dim**2, 4 * length**2 * self.dim
+        pointwise = per_score * self.heads * length**2 + 4 * self.conv * length * self.dim
+        causal = projections + (scores * (length + 1) // (2 * length) if self.causal and length else scores)
+        return Cost(projections + scores, pointwise, self._state_size(length), causal)
 
     def reach(self) -> int | None:
         return None if self.window is None else self.window - 1 + max(0, self.conv - 1)

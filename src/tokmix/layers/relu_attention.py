@@ -44,7 +44,4 @@ class ReluAttention(KeyValueMixer):
         return relu_of_normalised(scores).to(dtype) @ v
 
     def cost(self, length: int) -> Cost:
-        projections, scores = 8 * length * self.dim**2, 4 * length**2 * self.dim
-        pointwise = 4 * self.heads * length**2 + 4 * self.conv * length * self.dim
-        causal = projections + (scores * (length + 1) // (2 * length) if self.causal and length else scores)
-        return Cost(projections + scores, pointwise, self._state_size(length), causal)
+        return self._cost(length, 4)  # square, add, divide, cut at zero
