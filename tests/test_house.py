@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tokmix
+from tokmix.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "tokmix"
@@ -18,7 +19,7 @@ SOURCE = ROOT / "src" / "tokmix"
 ROOMS = [
     "checks", "places", "segments", "mixer", "rowmixer", "positions", "ops", "layers", "stack", "block", "model", "sampling",
     "budget", "adapt",
-    "data", "hf", "toy", "explain", "plots", "lab", "summary", "bench", "demo", "arguments", "cli", "__main__",
+    "data", "hf", "toy", "explain", "plots", "lab", "summary", "bench", "demo", "arguments", "commands", "cli", "__main__",
 ]  # fmt: skip
 
 
@@ -63,6 +64,7 @@ import sys, torch
 torch.compile, torch.utils.checkpoint
 before = {name.split('.')[0] for name in sys.modules}
 import tokmix
+from tokmix.commands import COMMANDS
 for name in tokmix.__all__: getattr(tokmix, name)
 for name in tokmix.mixers():
     tokmix.create(name, 16, causal='causal' in tokmix.mixer.mixer_class(name).modes, max_len=8)
@@ -75,7 +77,7 @@ print(sorted(name for name in new if name != 'tokmix'))
 
 @pytest.mark.parametrize(
     "command",
-    [["--help"], *([name, "--help"] for name in ("prepare", "train", "eval", "predict", "generate", "list", "show", "demo", "bench"))],
+    [["--help"], *([name, "--help"] for name in COMMANDS)],
     ids=" ".join,
 )
 def test_help_needs_no_torch(command: list[str]) -> None:

@@ -1,0 +1,8 @@
+"""The commands of `tokmix`, one file each: ABOUT (a line of help), add(parser), run(options) -> exit code.
+
+A file imports what it needs inside run(), so that --help answers at once, without torch.
+"""
+
+from __future__ import annotations
+
+COMMANDS = ("prepare", "train", "eval", "predict", "generate", "list", "show", "demo", "bench")

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import argparse
+
+from tokmix.commands.common import add_imports, add_model
+
+ABOUT = "labels or scores of texts by a trained model"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("texts", metavar="TEXT", nargs="*", default=["-"], help="texts, a file, or - for standard input (the default)")
+    parser.add_argument("--format", choices=["jsonl", "table"], default="jsonl", help="default: %(default)s")
+    add_imports(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from tokmix.lab.predict import run as predict
+
+    predict(options.model, options.texts, format=options.format, imports=options.imports)
+    return 0

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import argparse
+
+from tokmix.arguments import add_settings, said
+from tokmix.data.settings import PrepareSettings
+
+ABOUT = "text -> token files, a tokenizer and a card"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", metavar="DATA", help="csv, tsv, jsonl, parquet, txt (also .gz), a folder of those, or a hub name")
+    parser.add_argument("--out", required=True, help="new folder for what is written")
+    add_settings(parser, PrepareSettings)
+
+
+def run(options: argparse.Namespace) -> int:
+    from tokmix.data.prepare import prepare
+
+    print(prepare(options.data, options.out, **said(options, PrepareSettings)).summary())
+    print(f"written to {options.out}")
+    return 0
