@@ -17,9 +17,10 @@ SOURCE = ROOT / "src" / "tokmix"
 
 # Top to bottom: a room imports from those above it, never from those below.
 ROOMS = [
-    "checks", "places", "segments", "mixer", "rowmixer", "positions", "ops", "layers", "stack", "block", "model", "sampling",
+    "checks", "places", "segments", "mixer", "rowmixer", "positions", "features", "ops", "layers", "stack", "block", "model", "sampling",
     "budget", "adapt",
-    "data", "hf", "toy", "explain", "plots", "lab", "summary", "bench", "demo", "arguments", "commands", "cli", "__main__",
+    "data", "hf", "toy", "explain", "plots", "lab", "tune", "compare", "summary", "cost", "bench",
+    "demo", "arguments", "commands", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tokmix import checks, stack
 from tokmix.block import LAYOUTS, NORMS, FeedForward, Layer, make_norm
+from tokmix.features import LONGEST, Features
 from tokmix.mixer import NORM, Cost, State, check_options, create
 from tokmix.positions import PositionCode, count
 from tokmix.segments import Rows, Segments
@@ -43,6 +44,8 @@ class ModelConfig:
     pooling            mean, max or first token of each sequence, for classify and regress
     tie                lm and mlm: the output matrix is the embedding
     ladder             what counts a mixer's place: kind = the mixers of its own name, stack = all of them
+    ngrams, buckets    embeddings of n-grams up to this n, hashed into so many; separator: the id between the two texts of a
+                       pair, which are then compared token by token (features.py). For models that see both directions.
     """
 
     stack: str
@@ -61,6 +64,9 @@ class ModelConfig:
     pooling: str = "mean"
     tie: bool = True
     ladder: str = "kind"
+    ngrams: int = 1
+    buckets: int = 32768
+    separator: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("dim", "vocab", "max_len", "classes"):
@@ -80,6 +86,7 @@ class ModelConfig:
         checks.typed("dropout", self.dropout, float)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} should be at least 0 and below 1")
+        self._check_features()
         if self.head == "lm" and not self.causal:
             raise ValueError("head='lm' predicts the next token and needs causal=True; for both directions there is head='mlm'")
         width = 2 * self.dim if self.feed_forward == "auto" else 0 if self.feed_forward is None else self.feed_forward
@@ -90,6 +97,21 @@ class ModelConfig:
             check_options(spec.name, spec.options)
         object.__setattr__(self, "stack", stack.unparse(specs))
 
+    def _check_features(self) -> None:
+        checks.at_least("ngrams", self.ngrams, 1)
+        checks.at_least("buckets", self.buckets, 1)
+        if self.ngrams > LONGEST:
+            raise ValueError(f"ngrams={self.ngrams} should be at most {LONGEST}")
+        checks.typed("separator", self.separator, int | None)
+        if self.separator is not None and not 0 <= self.separator < self.vocab:
+            raise ValueError(f"separator={self.separator} is no id of a vocabulary of {self.vocab}")
+        if self.causal and self.has_features:
+            raise ValueError("ngrams and separator are for models that see both directions: leave them out where causal=True")
+
+    @property
+    def has_features(self) -> bool:
+        return self.ngrams > 1 or self.separator is not None
+
 
 class Model(nn.Module):
     def __init__(self, config: ModelConfig):
@@ -97,6 +119,7 @@ class Model(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.vocab, config.dim)
         self.position_code = PositionCode(config.positions, config.dim, config.max_len)  # type: ignore[arg-type]
+        self.features = Features(config.dim, config.ngrams, config.buckets, config.separator) if config.has_features else None
         self.layers: Sequence[Layer] = nn.ModuleList(self._layers())  # type: ignore[assignment]
         # A post-norm layer ends in a norm of its own.
         self.norm = nn.Identity() if config.layout == "post" else make_norm(config.norm, config.dim)
@@ -158,6 +181,8 @@ class Model(nn.Module):
         if segments is not None:  # whatever stands at padding need not be a known id
             ids = torch.where(segments.mask, ids, 0)
         x = self.embedding(ids) * self._embedding_scale
+        if self.features is not None:
+            x = x + self.features(ids, segments)
         return x + self.position_code(positions, x.dtype)
 
     def _finish(self, x: Tensor, segments: Segments | None) -> Tensor:

@@ -74,6 +74,19 @@ def holdout(keys: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, 
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
+def portion(rows: np.ndarray, keys: np.ndarray, share: float) -> np.ndarray:
+    """That share of some row numbers, in their order: those whose keys come first in a shuffled order, so that a smaller share
+    is part of a larger one. `keys` are those of all rows."""
+    from tokmix.data.extra import np
+    from tokmix.data.order import mix
+
+    within("share", share, 0, 1)
+    if share == 1:
+        return rows
+    order = np.argsort(mix(np.asarray(keys, dtype=np.uint64)[rows], 0x70617274), kind="stable")
+    return rows[np.sort(order[: max(1, round(share * len(rows)))])]
+
+
 def overlap(keys: dict[str, np.ndarray], chunk: int = 2**22) -> dict[str, int]:
     """'valid in train' -> how many rows of valid have a text that train has too; likewise for the other pairs.
 

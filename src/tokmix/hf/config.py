@@ -56,6 +56,9 @@ class TokmixConfig(PreTrainedConfig):
     pooling: str = "mean"
     tie: bool = True
     ladder: str = "kind"
+    ngrams: int = 1
+    buckets: int = 32768
+    separator: int | None = None
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self, **more: Any) -> None:

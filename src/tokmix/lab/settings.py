@@ -29,6 +29,9 @@ class ModelSettings:
     positions: Literal["none", "learned", "sinusoidal"] | None = None  # None: by the kind of data
     pooling: Literal["mean", "max", "first"] = "max"  # of rows
     embedding: float | None = None  # scale of fresh embeddings of rows; None: by the kind of data
+    ngrams: int | None = None  # rows: embeddings of n-grams up to this n; None: by the kind of data
+    buckets: int = 32768  # how many embeddings the n-grams share
+    compare: bool | None = None  # pairs: tell each token which text it stands in and whether the other has it too; None: yes
     length: int = 256  # tokens of a window of a running text
 
     def __post_init__(self) -> None:
@@ -56,6 +59,7 @@ class TrainSettings:
     token_dropout: float | None = None  # share of the tokens hidden at each reading; None: by the kind of data
     label_smoothing: float = 0.0
     mask: float = 0.15  # mlm: share of tokens hidden and asked for
+    fraction: float = 1.0  # share of train's rows that are trained on, by a hash of each: a smaller share is part of a larger one
     holdout: float | None = None  # share of train kept apart to choose the best weights by; None: a tenth, less for large data
     evaluations: int = 20  # on that part, evenly over the run
     final: Literal["valid", "test"] | None = None  # the split of the reported figure; None: valid, else test
@@ -66,6 +70,7 @@ class TrainSettings:
     baseline: bool = True  # classify: fit a bag of words beside it
     device: str | None = None  # None: a GPU where there is one
     precision: Literal["float32", "bfloat16"] | None = None  # None: bfloat16 on a GPU, float32 elsewhere
+    shard: bool = False  # several processes: each keeps its part of the weights and of the optimizer's state (FSDP2)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -78,6 +83,8 @@ class TrainSettings:
         for name in ("warmup", "final_lr", "token_dropout", "holdout", "label_smoothing"):
             if getattr(self, name) is not None:
                 within(f"train.{name}", getattr(self, name), 0, 0.9)
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"train.fraction={self.fraction} should be above 0 and at most 1")
         if not 0 <= self.average < 1:
             raise ValueError(f"train.average={self.average} should be at least 0 and below 1")
         if self.lr is not None and not self.lr > 0:

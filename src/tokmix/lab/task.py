@@ -20,7 +20,7 @@ from tokmix.data.batches import Batch, Batches, RowBatches
 from tokmix.data.card import Card
 from tokmix.data.extra import np
 from tokmix.data.mask import IGNORE, Masking
-from tokmix.data.split import holdout
+from tokmix.data.split import holdout, portion
 from tokmix.data.tokens import TokenFiles, TokenSplit
 from tokmix.data.windows import WindowBatches
 from tokmix.lab import metrics
@@ -38,6 +38,8 @@ class Default:
     lr: float
     dropout: float
     token_dropout: float
+    ngrams: int = 1
+    compare: bool = False
 
 
 # Chosen on a part held out of TREC's train, accuracy with one seed after 8 epochs: HyperMixing alone, with small fresh embeddings
@@ -48,7 +50,7 @@ class Default:
 # none 0.45; less dropout (0.1, 0.05 of tokens) 0.54 without a code, 0.58 with it inside HyperMixing.
 DEFAULTS = {
     "single": Default("hsm(variant='fusion')*2, hypermixing(heads=2, hidden=64)", "none", 0.1, 2e-3, 0.3, 0.15),
-    "pair": Default("hsm(variant='fusion')*2, hypermixing(heads=2, hidden=64, position='sinusoidal')", "none", 0.1, 1e-3, 0.1, 0.05),
+    "pair": Default("hsm(variant='fusion')*2, hypermixing(heads=2, hidden=64, position='sinusoidal')", "none", 0.1, 1e-3, 0.1, 0.05, 1, True),
     "mlm": Default("hsm(variant='fusion')*2, hypermixing(heads=2, hidden=64)*2", "sinusoidal", 1.0, 1e-3, 0.1, 0.0),
     "lm": Default("hsm(variant='ab'), attention(heads=4), hsm(variant='ab'), attention(heads=4)", "sinusoidal", 1.0, 1e-3, 0.1, 0.0),
 }
@@ -89,7 +91,16 @@ def model_config(card: Card, task: str, settings: ModelSettings) -> ModelConfig:
         dropout=default.dropout if settings.dropout is None else settings.dropout,
         positions=settings.positions or default.positions,
         pooling=settings.pooling,
+        ngrams=default.ngrams if settings.ngrams is None else settings.ngrams,
+        buckets=settings.buckets,
+        separator=_separator(card) if (default.compare if settings.compare is None else settings.compare) else None,
     )
+
+
+def _separator(card: Card) -> int:
+    if len(card.columns.get("text") or ()) != 2 or "sep" not in card.tokenizer["roles"]:
+        raise ValueError("compare needs rows of two texts")
+    return card.tokenizer["roles"]["sep"]
 
 
 class Work:
@@ -126,7 +137,9 @@ class Work:
         if share is None:
             share = min(0.1, HELD_TOKENS / max(split.tokens, 1) if self.card.stream else HELD_ROWS / max(len(split), 1))
         kept, held = holdout(split.keys, share)
-        return (kept, held) if len(held) and len(kept) else (None, None)
+        if not (len(held) and len(kept)):
+            return (None, None) if self.train.fraction == 1 else (portion(np.arange(len(split)), split.keys, self.train.fraction), None)
+        return portion(kept, split.keys, self.train.fraction), held  # what is held out stays the same for every fraction
 
     def build(self, device: torch.device) -> Model:
         """A fresh model of the seed."""
@@ -163,7 +176,7 @@ class Work:
     def default_epochs(self) -> int:
         split = self.files["train"]
         wanted = TOKENS_SEEN / max(split.tokens, 1) if self.card.stream else ROWS_SEEN / max(len(split), 1)
-        return min(max(round(wanted), EPOCHS[0]), EPOCHS[1])
+        return min(max(round(wanted / self.train.fraction), EPOCHS[0]), EPOCHS[1])
 
     def hide_tokens(self, ids: Tensor) -> Tensor:
         """Some tokens of the input as the mask: what a row says must not hang on a single word."""
@@ -212,10 +225,10 @@ def evaluate(
     targets: list[np.ndarray] = []
     total, count, hits = 0.0, 0, 0
     for batch in batches.epoch(0):
-        if batch.weight == 0:
-            continue
         moved = batch.to(world.device)
         logits = model(moved.ids, moved.segments)
+        if batch.weight == 0:  # nothing of this rank's own, read to keep step: a sharded model needs every rank for a pass
+            continue
         total += float(loss(task, logits, moved.targets, deviation))
         count += batch.count
         if task in ("classify", "regress"):
