@@ -3,12 +3,14 @@
     PYTHONPATH=src python bench/kernels_gpu.py [--out FOLDER] [--skip-compiled]
 
 A kernel whose check fails is not timed. Times are medians of CUDA-graph replays with a cold L2, forward and backward
-with every gradient, for 65,536 tokens in bf16. Attention includes its projections, at its fastest setting.
+with every gradient, for 65,536 tokens in bf16; wall is the time of the same in eager Python, one call after the other.
+Attention includes its projections, at its fastest setting. Last, a chain of decoding steps, a layer each.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -24,6 +26,7 @@ import triton
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tokmix.mixer import states_given_away
 from tokmix.ops.dispatch import implementation
 from tokmix.ops.hyper_mix import choice as hyper
 from tokmix.ops.hyper_mix import reassociated
@@ -73,6 +76,14 @@ def hyper_reassociated(t: Tensors) -> Tensor:
     return F.layer_norm(y, y.shape[-1:], t["gain"], t["bias"], 1e-5)
 
 
+def hyper_text_packed(packed: Segments) -> Body:
+    return lambda t: packed.unrows(hyper_textbook(t | {"x": packed.rows(t["x"])[0]}))
+
+
+def matrix(t: Tensors, **where: Any) -> Tensor:
+    return shift.matrix_shift_mix(t["x"], [t["A"], t["B"]], (16,), **where)
+
+
 def vector(t: Tensors, **where: Any) -> Tensor:
     return shift.shift_mix(t["x"], [t["a"], t["b"]], (16,), **where)
 
@@ -89,6 +100,7 @@ Shapes = dict[str, tuple[int, ...]]
 VECTOR: Shapes = {"a": (1, D), "b": (1, D)}
 NORM: Shapes = {"gain": (D,), "bias": (D,)}
 GATE: Shapes = {"W": (1, D, D), "c": (1, D)}
+MATRIX: Shapes = {"A": (1, D, D), "B": (1, D, D)}
 
 
 def attention(heads: int, causal: bool, backend: SDPBackend) -> Body:
@@ -153,6 +165,11 @@ def numbers() -> list[dict[str, Any]]:
         add("shift_mix", vector, vector, given(**VECTOR), dtype)
         add("norm_shift_mix", norm_vector, norm_vector, given(**VECTOR, **NORM), dtype)
         add("gate_shift_mix", gate, gate, given(**GATE), dtype)
+        add("matrix_shift_mix", matrix, matrix, given(**MATRIX), dtype)
+        add("matrix_shift_mix, packed", *[lambda t: matrix(t, places=places)] * 2, given(**MATRIX), dtype, packed.mask)
+        for tied in (False, True):
+            name = f"hyper_mix, one head, {'tied' if tied else 'untied'}"
+            add(name, hyper_heads, hyper_textbook, given(**net_shapes(1, D, tied), **NORM), dtype)
         add("norm_shift_mix, packed", *[lambda t: norm_vector(t, places=places)] * 2, given(**VECTOR, **NORM), dtype, packed.mask)
         add("gate_shift_mix, packed", *[lambda t: gate(t, places=places)] * 2, given(**GATE), dtype, packed.mask)
         add(f"hyper_mix, {HEADS} heads, untied", hyper_heads, hyper_textbook, given(**net_shapes(HEADS, D, False), **NORM), dtype)
@@ -160,8 +177,10 @@ def numbers() -> list[dict[str, Any]]:
             continue  # its products take a minute to compile, and heads of 128 the reference
         for heads in (HEADS, 16, 4):
             add(f"hyper_mix, {heads} heads, tied", hyper_heads, hyper_textbook, given(**net_shapes(heads, D, True), **NORM), dtype)
-        plain = lambda t: packed.unrows(hyper_textbook(t | {"x": packed.rows(t["x"])[0]}))
-        add("hyper_mix, packed", lambda t: hyper_heads(t, chunks), plain, given(**net_shapes(HEADS, D, False), **NORM), dtype, packed.mask)
+        for tied in (False, True):
+            shapes = {**net_shapes(HEADS, D, tied), **NORM}
+            name = f"hyper_mix, packed, {'tied' if tied else 'untied'}"
+            add(name, lambda t: hyper_heads(t, chunks), hyper_text_packed(packed), given(**shapes), dtype, packed.mask)
     return rows
 
 
@@ -172,8 +191,8 @@ class Clock:
     def __init__(self) -> None:
         self.flush = torch.empty(512 * 2**20, dtype=torch.uint8, device="cuda")
 
-    def __call__(self, body: Body, given: Tensors, replays: int = 25) -> tuple[float, float]:
-        """Microseconds of forward + backward, and peak MiB beyond what is given."""
+    def __call__(self, body: Body, given: Tensors, replays: int = 25) -> tuple[float, float, float]:
+        """Microseconds of forward + backward, peak MiB beyond what is given, and microseconds in eager Python."""
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in given.items()}
         dy = torch.randn_like(given["x"])
 
@@ -191,6 +210,14 @@ class Clock:
             before = torch.cuda.memory_allocated()
             once()
             peak = (torch.cuda.max_memory_allocated() - before) / 2**20
+            walls = []
+            for _ in range(3):
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                for _ in range(10):
+                    once()
+                torch.cuda.synchronize()
+                walls.append((time.perf_counter() - began) * 1e5)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -206,7 +233,7 @@ class Clock:
         torch.cuda.synchronize()
         del graph
         torch.cuda.empty_cache()
-        return statistics.median(start.elapsed_time(end) for start, end in times) * 1e3, peak
+        return statistics.median(start.elapsed_time(end) for start, end in times) * 1e3, peak, min(walls)
 
 
 def forced(name: str, body: Body) -> Body:
@@ -220,15 +247,58 @@ def forced(name: str, body: Body) -> Body:
 def layers() -> dict[str, tuple[Shapes, dict[str, Body]]]:
     """Each layer's weights, and its bodies: ours first."""
     heads = lambda tied: {**net_shapes(HEADS, D, tied), **NORM}
-    one = {**net_shapes(1, D, False), **NORM}
+    one = lambda tied, hidden=D: {**net_shapes(1, hidden, tied), **NORM}
     return {
         "HSM vector": (VECTOR, {"ours": vector, "eager": forced("reference", vector)}),
         "HSM LN + vector + residual": ({**VECTOR, **NORM}, {"ours": norm_vector, "eager": forced("reference", norm_vector)}),
         "HSM gate": (GATE, {"ours": gate, "eager": forced("reference", gate)}),
+        "HSM matrix": (MATRIX, {"ours": matrix, "eager": forced("reference", matrix)}),
         "HyperMixing, heads of 64, untied": (heads(False), {"ours": hyper_heads, "eager": hyper_textbook}),
         "HyperMixing, heads of 64, tied": (heads(True), {"ours": hyper_heads, "eager": hyper_textbook}),
-        "HyperMixing, one head, untied": (one, {"ours": hyper_reassociated, "eager": hyper_textbook}),
+        "HyperMixing, one head, untied": (one(False), {"ours": hyper_heads, "eager": hyper_textbook}),
+        "HyperMixing, one head, tied": (one(True), {"ours": hyper_heads, "eager": hyper_textbook}),
+        "HyperMixing, one head, d'=4096": (one(False, 4096), {"ours": hyper_heads, "re-associated": hyper_reassociated}),
     }
+
+
+def chain_us(length: int, width: int, batch: int, distance: int, normed: bool) -> float:
+    """Microseconds of that many decoding steps, one on the result of the other, in a CUDA graph."""
+    make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+    rings, weights, x = [make(batch, distance, width) for _ in range(2)], [make(1, width) for _ in range(2)], make(batch, 1, width)
+    position = [torch.zeros(batch, dtype=torch.long, device="cuda") for _ in range(length)]
+    norm = (make(width), make(width), 1e-5) if normed else None
+
+    def chain() -> None:
+        y = x
+        for i in range(length):
+            y = shift.step(y, rings[i % 2], position[i], weights=weights, norm=norm)
+
+    chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain()
+    events = []
+    for _ in range(30):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        events.append((start, end))
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in events) * 1e3
+
+
+def decoding(layers: int = 24) -> list[dict[str, Any]]:
+    """Microseconds a layer in a chain of decoding steps."""
+    rows = []
+    for batch, distance, normed in itertools.product((1, 32), (1, 1024, 32_768), (False, True)):
+        case = (1024, batch, distance, normed)
+        with torch.inference_mode(), states_given_away():
+            us = (chain_us(layers, *case) - chain_us(2, *case)) / (layers - 2)
+        rows.append({"width": 1024, "batch": batch, "shift": distance, "norm": normed, "us": us})
+        print(f"decoding step, d=1024, batch {batch}, shift {distance}, norm {normed}: {us:.2f} us a layer", flush=True)
+    return rows
 
 
 def times(lengths: tuple[int, ...], compiled: bool, failed: set[str], save: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
@@ -236,13 +306,13 @@ def times(lengths: tuple[int, ...], compiled: bool, failed: set[str], save: Call
 
     def add(layer: str, body_name: str, N: int, body: Body, given: Tensors) -> None:
         try:
-            us, peak = clock(body, given)
+            us, peak, wall = clock(body, given)
         except Exception as failure:
             print(f"{layer}, {body_name}, N={N}: {type(failure).__name__}: {str(failure)[:120]}", flush=True)
             return
-        rows.append({"layer": layer, "body": body_name, "N": N, "us": us, "peak_mib": peak})
+        rows.append({"layer": layer, "body": body_name, "N": N, "us": us, "peak_mib": peak, "wall_us": wall})
         save(rows)
-        print(f"{layer:34s} {body_name:22s} N={N:6d} {us:9.1f} us {peak:7.0f} MiB", flush=True)
+        print(f"{layer:34s} {body_name:22s} N={N:6d} {us:9.1f} us {peak:7.0f} MiB {wall:8.0f} us wall", flush=True)
 
     for N in lengths:
         x = {"x": (TOKENS // N, N, D)}
@@ -268,9 +338,7 @@ def times(lengths: tuple[int, ...], compiled: bool, failed: set[str], save: Call
         for layer, (shapes, bodies) in layers().items():
             torch.compiler.reset()
             given = draw(8192, torch.bfloat16, x=(TOKENS // 8192, 8192, D), **shapes)
-            add(layer, "eager, compiled", 8192, torch.compile(bodies["eager"]), given)
-            if "one head" in layer:
-                add(layer, "ours, compiled", 8192, torch.compile(bodies["ours"]), given)
+            add(layer, "eager, compiled", 8192, torch.compile(next(reversed(bodies.values()))), given)
     return rows
 
 
@@ -310,7 +378,7 @@ def main() -> None:
     failed = set()
     for row in checks:
         if not row["passes"] and row["dtype"] == "bfloat16":
-            failed |= {"HyperMixing"} if row["op"].startswith("hyper") else {"HSM vector", "HSM LN + vector + residual", "HSM gate"}
+            failed |= {"HyperMixing"} if row["op"].startswith("hyper") else {name for name in layers() if name.startswith("HSM")}
     print(f"checks took {time.time() - started:.0f} s", flush=True)
 
     def save(rows: list[dict[str, Any]]) -> None:
@@ -319,6 +387,9 @@ def main() -> None:
 
     rows = times(tuple(given.lengths), not given.skip_compiled, failed, save)
     table(rows)
+    steps = decoding()
+    text = json.dumps({"machine": machine, "checks": checks, "times": rows, "decoding": steps}, indent=1)
+    Path(given.out, "kernels_gpu.json").write_text(text)
     print(f"took {time.time() - started:.0f} s; {sum(row['passes'] for row in checks)} of {len(checks)} checks pass")
 
 

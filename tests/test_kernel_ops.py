@@ -32,15 +32,19 @@ from tokmix.ops.hyper_mix import library as hyper_library
 from tokmix.ops.hyper_mix import reassociated
 from tokmix.ops.shift_mix import choice as shift
 from tokmix.ops.shift_mix import library as shift_library
+from tokmix.ops.shift_mix import matrix_library
 from tokmix.places import chunks_of, places_of
 from tokmix.segments import Segments
+
+# The first product of a process may be one of a backward pass, whose thread has no CUDA context yet.
+pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 
 # ---------------------------------------------------------------- strides, autocast, compile, counters
 Ops = dict[str, tuple[Tensors, Body]]
 
 
 def examples(device: str) -> Ops:
-    shifting = draw(device, x=(2, 40, 32), a=(2, 16), b=(2, 16), gain=(32,), bias=(32,), W=(2, 16, 16), c=(2, 16))
+    shifting = draw(device, x=(2, 40, 32), a=(2, 16), b=(2, 16), gain=(32,), bias=(32,), W=(2, 16, 16), c=(2, 16), V=(2, 16, 16))
     pick = lambda *names: {name: shifting[name] for name in names}
     return {
         "shift_mix": (pick("x", "a", "b"), lambda t: shift.shift_mix(t["x"], [t["a"], t["b"]], (3, 3))),
@@ -49,11 +53,12 @@ def examples(device: str) -> Ops:
             lambda t: shift.norm_shift_mix(t["x"], [t["a"], t["b"]], t["gain"], t["bias"], 1e-5, (3, 3)),
         ),
         "gate_shift_mix": (pick("x", "W", "c"), lambda t: shift.gate_shift_mix(t["x"], t["W"], t["c"], (3, 3))),
+        "matrix_shift_mix": (pick("x", "W", "V"), lambda t: shift.matrix_shift_mix(t["x"], [t["W"], t["V"]], (3, 3))),
         "hyper_mix": (hyper_case(device, 40, **HYPER["untied"]), lambda t: fused(t, None, (None, None))),
     }
 
 
-each_op = pytest.mark.parametrize("op", ["shift_mix", "norm_shift_mix", "gate_shift_mix", "hyper_mix"])
+each_op = pytest.mark.parametrize("op", ["shift_mix", "norm_shift_mix", "gate_shift_mix", "matrix_shift_mix", "hyper_mix"])
 
 
 @each_device
@@ -92,6 +97,26 @@ def test_two_runs_give_the_same_bits(device: str, op: str) -> None:
     with implementation("triton"):
         first, second = (with_gradients(body, given, dy, torch.float32) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@each_device
+@each_op
+def test_past_the_dispatcher(device: str, op: str) -> None:
+    """Where nobody watches, an op's body runs as an autograd function: the same bits, and no second derivative in silence."""
+    given, body = examples(device)[op]
+    dy = torch.randn_like(given["x"])
+    with implementation("triton"):
+        with Seen() as seen:
+            watched = with_gradients(body, given, dy, torch.float32)
+        quick = with_gradients(body, given, dy, torch.float32)
+        assert seen.ours == {op, f"{op}_backward"}
+        assert all(torch.equal(watched[name], quick[name]) for name in watched)
+        leaf = given["x"].float().requires_grad_()
+        y = body({name: tensor.float() for name, tensor in given.items()} | {"x": leaf})
+        assert "Quick" in str(y.grad_fn) or "Quick" in str(y.grad_fn.next_functions)
+        (grad,) = torch.autograd.grad(y, leaf, dy.float(), create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable|does not require grad"):
+            torch.autograd.grad(grad.sum(), leaf)
 
 
 @each_device
@@ -140,9 +165,10 @@ def test_registration(device: str, op: str) -> None:
         "shift_mix": lambda: (t["x"], [t["a"], t["b"]], 3, None, None),
         "norm_shift_mix": lambda: (t["x"], [t["a"], t["b"]], t["gain"], t["bias"], 1e-5, 3, None, None),
         "gate_shift_mix": lambda: (t["x"], t["W"], t["c"], False, 3, None, None),
+        "matrix_shift_mix": lambda: (t["x"], [t["W"], t["V"]], 3, None, None),
         "hyper_mix": lambda: (t["x"], None, *net_of(t), *net_of(t, "2"), None, None, t["gain"], t["bias"], 1e-5, None, None, 0, True),
     }[op]()
-    library = hyper_library if op == "hyper_mix" else shift_library
+    library = {"hyper_mix": hyper_library, "matrix_shift_mix": matrix_library}.get(op, shift_library)
     torch.library.opcheck(getattr(library, op), arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
 
 
@@ -157,6 +183,7 @@ def test_operation_counts(device: str) -> None:
     assert ours.get_total_flops() == plain.get_total_flops() > 0
     x, W = draw(device, x=(2, 5, 12), W=(3, 4, 4)).values()
     assert flops.gate(x.shape, W.shape) == 2 * x.numel() * 4
+    assert flops.matrix(x.shape, [W.shape] * 2) == 4 * x.numel() * 4
 
 
 # ---------------------------------------------------------------- the re-associated form, the choice, the layouts
@@ -184,6 +211,23 @@ def test_reassociated_pays_as_the_algebra_says() -> None:
         assert reassociated.pays(long, long, 1, e, e // 2 + 1, False) and not reassociated.pays(long, long, 1, e, e // 2, False)
         assert reassociated.pays(long, long, 1, e, 2 * e // 3 + 1, True) and not reassociated.pays(long, long, 1, e, 2 * e // 3, True)
     assert not reassociated.pays(64, 64, 1, 512, 512, False)  # a sequence much shorter than the width
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize(("T", "shift_by"), [(1, 1), (7, 3), (7, 7), (7, 9)])
+@pytest.mark.parametrize("width", [1, 4])
+def test_shift_mix_in_place_on_a_cpu(T: int, shift_by: int, both_ways: bool, width: int) -> None:
+    given = draw("cpu", x=(2, T, 12), **dict.fromkeys("abc" if both_ways else "ab", (3, width)))
+    body = lambda t: shift.shift_mix(t["x"], [t[name] for name in given if name != "x"], (shift_by,) * 3)
+    dy = torch.randn_like(given["x"])
+    with implementation("reference"):
+        plain = with_gradients(body, given, dy, torch.float64)
+    ours = with_gradients(body, given, dy, torch.float64)
+    for name in plain:
+        torch.testing.assert_close(ours[name], plain[name])
+    leaves = tuple(tensor.requires_grad_() for tensor in given.values())
+    assert "_Weighted" in str(body(given).grad_fn.next_functions)
+    assert torch.autograd.gradgradcheck(lambda *tensors: body(dict(zip(given, tensors, strict=True))), leaves)
 
 
 def test_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:

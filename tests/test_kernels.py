@@ -35,10 +35,15 @@ from tokmix.ops.shift_mix import reference as shift_reference
 from tokmix.places import places_of
 from tokmix.segments import Segments
 
+# The first product of a process may be one of a backward pass, whose thread has no CUDA context yet.
+pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
+
+INTERPRETED = ["test_kernels.py", "test_kernel_ops.py", "test_kernel_mixers.py", "test_one_head_kernel.py", "test_decode_kernel.py"]
+
 
 @pytest.mark.skipif(not dispatch.HAS_TRITON, reason="triton is not installed")
 @pytest.mark.skipif(dispatch.INTERPRETED, reason="already in the interpreter")
-@pytest.mark.parametrize("file", ["test_kernels.py", "test_kernel_ops.py", "test_kernel_mixers.py"])
+@pytest.mark.parametrize("file", INTERPRETED)
 def test_in_the_interpreter(file: str) -> None:
     path = str(Path(__file__).with_name(file))
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-o", "addopts=", "-p", "no:cacheprovider", "-m", "not gpu", path]
@@ -140,6 +145,33 @@ def test_gate_shift_mix(device: str, dtype: torch.dtype, layout: str, shifts: tu
         given,
         dtype,
         "gate_shift_mix",
+        None if segments is None else segments.mask,
+    )
+
+
+@each_device
+@each_layout
+@pytest.mark.parametrize("shifts", SHIFTS, ids=str)
+@pytest.mark.parametrize("both_ways", [False, True], ids=["causal", "both"])
+def test_matrix_shift_mix(device: str, dtype: torch.dtype, layout: str, shifts: tuple[int, ...], both_ways: bool) -> None:
+    given, segments, where = shift_case(device, shifts, False, 7, layout)
+    H, names = len(shifts), ["U", "V", "W"][: 2 + both_ways]
+    given = {"x": given["x"], **draw(device, **dict.fromkeys(names, (H, 7, 7)))}
+
+    def plain(t: Tensors) -> Tensor:
+        def body(part: Tensor) -> Tensor:
+            heads = part.unflatten(-1, (H, -1))
+            others = [shift_reference.partners(heads, shifts, sign) for sign in (1, -1)[: 1 + both_ways]]
+            return shift_reference.matrix(heads, others, [t[name] for name in names]).flatten(2)
+
+        return by_sequence(body, t["x"], segments)
+
+    check(
+        lambda t: shift.matrix_shift_mix(t["x"], [t[name] for name in names], shifts, **where),
+        plain,
+        given,
+        dtype,
+        "matrix_shift_mix",
         None if segments is None else segments.mask,
     )
 

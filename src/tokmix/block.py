@@ -63,6 +63,47 @@ class FeedForward(nn.Module):
         return Cost(products * 2 * length * self.dim * self.width, length * self.width * GELU)
 
 
+class Mixing:
+    """A layer's mixer as a wiring sees it: mix(h), or x + mix(norm(x)) at once, which some mixers do in one pass."""
+
+    def __init__(self, mixer: Mixer, segments: Segments | None):
+        self.mixer, self.segments = mixer, segments
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return self.mixer(h, self.segments)
+
+    def onto(self, x: Tensor, norm: nn.Module) -> Tensor:
+        mixed = None if _watched(self.mixer) or _watched(norm) else self._onto(x, norm)
+        return x + self(norm(x)) if mixed is None else mixed
+
+    def _onto(self, x: Tensor, norm: nn.Module) -> Tensor | None:
+        return self.mixer.add_normed(x, norm, self.segments)
+
+
+class Stepping(Mixing):
+    """The same for the next tokens: `state` is the one after them."""
+
+    def __init__(self, mixer: Mixer, segments: Segments | None, state: State):
+        super().__init__(mixer, segments)
+        self.state = state
+
+    def __call__(self, h: Tensor) -> Tensor:
+        y, self.state = self.mixer.step(h, self.state, self.segments)
+        return y
+
+    def _onto(self, x: Tensor, norm: nn.Module) -> Tensor | None:
+        done = self.mixer.step_normed(x, norm, self.state, self.segments)
+        if done is None:
+            return None
+        y, self.state = done
+        return y
+
+
+def _watched(module: nn.Module) -> bool:
+    """Whether somebody waits for the module to be called: a fused pass would call neither mixer nor norm."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
+
+
 class Layer(nn.Module, ABC):
     """A mixer and a feed-forward net (or None), wired by a layout."""
 
@@ -75,20 +116,14 @@ class Layer(nn.Module, ABC):
         self.norm = nn.ModuleList(make_norm(norm, mixer.dim) for _ in range(used))
 
     @abstractmethod
-    def wire(self, x: Tensor, mix: Branch, feed: Branch | None) -> Tensor: ...
+    def wire(self, x: Tensor, mix: Mixing, feed: Branch | None) -> Tensor: ...
 
     def forward(self, x: Tensor, segments: Segments | None = None) -> Tensor:
-        return self.wire(self.dropout(x), lambda h: self.mixer(h, segments), self.feed_forward)
+        return self.wire(self.dropout(x), Mixing(self.mixer, segments), self.feed_forward)
 
     def step(self, x: Tensor, state: State, segments: Segments | None = None) -> tuple[Tensor, State]:
-        after = state
-
-        def mix(h: Tensor) -> Tensor:
-            nonlocal after
-            y, after = self.mixer.step(h, state, segments)
-            return y
-
-        return self.wire(self.dropout(x), mix, self.feed_forward), after
+        mix = Stepping(self.mixer, segments, state)
+        return self.wire(self.dropout(x), mix, self.feed_forward), mix.state
 
     def cost(self, length: int) -> Cost:
         norms = Cost(0, len(self.norm) * NORM * length * self.mixer.dim)
@@ -99,23 +134,23 @@ class Layer(nn.Module, ABC):
 class Pre(Layer):
     norms = 2
 
-    def wire(self, x: Tensor, mix: Branch, feed: Branch | None) -> Tensor:
-        mixed = x + mix(self.norm[0](x))
+    def wire(self, x: Tensor, mix: Mixing, feed: Branch | None) -> Tensor:
+        mixed = mix.onto(x, self.norm[0])
         return mixed if feed is None else mixed + feed(self.norm[1](mixed))
 
 
 class Serialized(Layer):
     norms = 2
 
-    def wire(self, x: Tensor, mix: Branch, feed: Branch | None) -> Tensor:
-        mixed = x + mix(self.norm[0](x))
+    def wire(self, x: Tensor, mix: Mixing, feed: Branch | None) -> Tensor:
+        mixed = mix.onto(x, self.norm[0])
         return mixed if feed is None else x + feed(self.norm[1](mixed))
 
 
 class Post(Layer):
     norms = 2
 
-    def wire(self, x: Tensor, mix: Branch, feed: Branch | None) -> Tensor:
+    def wire(self, x: Tensor, mix: Mixing, feed: Branch | None) -> Tensor:
         mixed = self.norm[0](x + mix(x))
         return mixed if feed is None else self.norm[1](mixed + feed(mixed))
 
@@ -125,7 +160,7 @@ class ReZero(Layer):
         super().__init__(mixer, feed_forward, norm, dropout)
         self.alpha = nn.Parameter(torch.zeros(1))
 
-    def wire(self, x: Tensor, mix: Branch, feed: Branch | None) -> Tensor:
+    def wire(self, x: Tensor, mix: Mixing, feed: Branch | None) -> Tensor:
         mixed = x + self.alpha * mix(x)
         return mixed if feed is None else mixed + self.alpha * feed(mixed)
 
@@ -133,10 +168,11 @@ class ReZero(Layer):
 class Parallel(Layer):
     norms = 1
 
-    def wire(self, x: Tensor, mix: Branch, feed: Branch | None) -> Tensor:
+    def wire(self, x: Tensor, mix: Mixing, feed: Branch | None) -> Tensor:
+        if feed is None:
+            return mix.onto(x, self.norm[0])
         normed = self.norm[0](x)
-        mixed = x + mix(normed)
-        return mixed if feed is None else mixed + feed(normed)
+        return x + mix(normed) + feed(normed)
 
 
 LAYOUTS: dict[str, type[Layer]] = {"pre": Pre, "serialized": Serialized, "post": Post, "rezero": ReZero, "parallel": Parallel}

@@ -11,10 +11,13 @@ import inspect
 import re
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from tokmix import checks
@@ -36,12 +39,14 @@ class Cost:
     pointwise  everything else, about
     state      elements that decoding keeps for one sequence after that many tokens
     causal     matmul without the half of the scores that a causal mask throws away
+    recomputed matrix products that the backward pass repeats, where not everything is kept for it
     """
 
     matmul: int = 0
     pointwise: int = 0
     state: int = 0
     causal: int | None = None
+    recomputed: int = 0
 
     def __post_init__(self) -> None:
         if self.causal is None:
@@ -54,7 +59,31 @@ class Cost:
             self.pointwise + other.pointwise,
             self.state + other.state,
             self.causal + other.causal,
+            self.recomputed + other.recomputed,
         )
+
+    @property
+    def training(self) -> int:
+        """Matrix products of forward and backward pass: each product has two gradients, either as large as itself."""
+        return 3 * self.matmul + self.recomputed
+
+
+_given_away: ContextVar[bool] = ContextVar("given_away", default=False)
+
+
+@contextmanager
+def states_given_away() -> Iterator[None]:
+    """Inside, `step` may change the state it is given and hand it back: for whoever goes on from the newest state alone, as
+    generation does. A ring of thousands of tokens need not be copied to change one of them."""
+    before = _given_away.set(True)
+    try:
+        yield
+    finally:
+        _given_away.reset(before)
+
+
+def may_change_states() -> bool:
+    return not torch.compiler.is_compiling() and _given_away.get() and not torch.is_grad_enabled()
 
 
 class Mixer(nn.Module, ABC):
@@ -110,8 +139,17 @@ class Mixer(nn.Module, ABC):
         raise self.lacks("step")
 
     def step(self, x: Tensor, state: State, segments: Segments | None = None) -> tuple[Tensor, State]:
-        """The next T >= 1 tokens of each row -> (y [B, T, D], new state). Padding leaves a row's state as it was."""
+        """The next T >= 1 tokens of each row -> (y [B, T, D], new state). Padding leaves a row's state as it was. The state
+        given stays as it is, except inside `states_given_away`."""
         raise self.lacks("step")
+
+    def add_normed(self, x: Tensor, norm: nn.Module, segments: Segments | None = None) -> Tensor | None:
+        """x + self(norm(x)) in one pass; None where this mixer has no faster way than the three by themselves."""
+        return None
+
+    def step_normed(self, x: Tensor, norm: nn.Module, state: State, segments: Segments | None = None) -> tuple[Tensor, State] | None:
+        """As `add_normed`, for `step`."""
+        return None
 
     def reach(self) -> int | None:
         """How many tokens back one layer sees; None = everything."""

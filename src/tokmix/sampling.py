@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tokmix import checks
+from tokmix.mixer import states_given_away
 from tokmix.model import Model
 from tokmix.segments import Segments
 
@@ -108,7 +109,7 @@ def _tokens(
     try:
         for done in range(max_new):
             segments = Segments.from_lengths(lengths, ids.shape[1], device=device)
-            with torch.inference_mode():
+            with torch.inference_mode(), states_given_away():
                 logits, state = model.step(ids.to(device), state, segments)
                 last = logits[torch.arange(len(prompts)), torch.tensor(lengths).sub(1).clamp(min=0).to(device)]
                 last = last.float() if last.dtype.itemsize < 4 else last

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tokmix import checks
 from tokmix.layers import memory
-from tokmix.mixer import GELU, SIGMOID, Cost, State, register
+from tokmix.mixer import GELU, SIGMOID, Cost, State, may_change_states, register
 from tokmix.ops import shift_mix
 from tokmix.rowmixer import RowMixer
 from tokmix.segments import Rows, Segments
@@ -107,14 +107,32 @@ class HSM(RowMixer):
             self.bias = nn.Parameter(torch.zeros(H, e))
 
     def mix_unmoved(self, x: Tensor, segments: Segments | None) -> Tensor | None:
-        """The cheap variants: moving a batch would cost more than mixing it."""
-        if self.variant not in ("ab", "vector", "gate") or (segments is not None and segments.places is None):
+        """The variants whose kernels read a batch as it stands: moving it would cost more than mixing it."""
+        if self.variant not in ("ab", "vector", "gate", "matrix") or (segments is not None and segments.places is None):
             return None
         places, table = None if segments is None else segments.places, self.shift_table
         if self.variant == "gate":
             both_ways = not self.causal
             return shift_mix.gate_shift_mix(x, self.weight, self.bias, self.shifts, both_ways=both_ways, table=table, places=places)
-        return shift_mix.shift_mix(x, list(self.weights), self.shifts, table=table, places=places)
+        mixed = shift_mix.matrix_shift_mix if self.variant == "matrix" else shift_mix.shift_mix
+        return mixed(x, list(self.weights), self.shifts, table=table, places=places)
+
+    def add_normed(self, x: Tensor, norm: nn.Module, segments: Segments | None = None) -> Tensor | None:
+        """In one kernel, where there is one."""
+        fusable = self._fusable(norm)
+        if fusable is None or not shift_mix.has_norm_kernel(x, list(self.weights), fusable[0]):
+            return None
+        segments = self._checked(x, segments)
+        if segments is not None and segments.places is None:
+            return None
+        places = None if segments is None else segments.places
+        return shift_mix.norm_shift_mix(x, list(self.weights), *fusable, self.shifts, table=self.shift_table, places=places)
+
+    def _fusable(self, norm: nn.Module) -> tuple[Tensor, Tensor, float] | None:
+        """A LayerNorm's gain, bias and eps, if this variant can be mixed in one pass with it."""
+        if self.variant not in ("ab", "vector") or type(norm) is not nn.LayerNorm or norm.normalized_shape != (self.dim,):
+            return None
+        return None if norm.weight is None or norm.bias is None else (norm.weight, norm.bias, norm.eps)
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         x = x.unflatten(-1, (self.heads, -1))  # [S, L, H, e]
@@ -148,6 +166,52 @@ class HSM(RowMixer):
         other = torch.stack([partner for partner, _ in moved], dim=2)
         after = {"rings": [ring for _, ring in moved], "position": position + counts}
         return self._fuse(x, [other]).flatten(2), after
+
+    def step(self, x: Tensor, state: State, segments: Segments | None = None) -> tuple[Tensor, State]:
+        done = self._one_token(x, state, segments, None)
+        return super().step(x, state, segments) if done is None else done
+
+    def step_normed(self, x: Tensor, norm: nn.Module, state: State, segments: Segments | None = None) -> tuple[Tensor, State] | None:
+        fusable = self._fusable(norm)
+        if fusable is None or self.heads > 1 or not shift_mix.has_norm_kernel(x, list(self.weights), fusable[0]):
+            return None
+        return self._one_token(x, state, segments, fusable)
+
+    def _one_token(
+        self, x: Tensor, state: State, segments: Segments | None, norm: tuple[Tensor, Tensor, float] | None
+    ) -> tuple[Tensor, State] | None:
+        """One more token a row without touching the rest of the rings, whose size is the shift; None where that does not
+        apply. Inside `states_given_away` the state is changed in place and handed back; otherwise a copy of it is."""
+        if not self.causal or x.dim() != 3 or x.shape[1] != 1 or x.numel() == 0:
+            return None
+        rings, position = state["rings"], state["position"]
+        same = all(torch.promote_types(x.dtype, ring.dtype) == ring.dtype for ring in rings)
+        given_away = may_change_states()
+        if not same or not (given_away or shift_mix.has_step_kernel(x, rings[0])):
+            return None
+        segments = self._checked(x, segments)
+        if not given_away:
+            rings, position = [ring.clone() for ring in rings], position.clone()
+        new = None if segments is None else segments.mask[:, 0]
+        return self._stepped(x, rings, position, new, norm), {"rings": rings, "position": position}
+
+    def _stepped(
+        self, x: Tensor, rings: list[Tensor], position: Tensor, new: Tensor | None, norm: tuple[Tensor, Tensor, float] | None
+    ) -> Tensor:
+        """The mixed tokens; changes rings and position."""
+        given = x.unflatten(-1, (self.heads, -1))  # [B, 1, H, e]
+        gates = shift_mix.per_head(given, self.weight) if self.variant == "gate" else None
+        mixed = []
+        for h, ring in enumerate(rings):
+            weights = [weight[h : h + 1] for weight in self.weights] if self.variant in ("ab", "vector") else None
+            gate = None if gates is None else (gates[:, :, h], self.bias[h])
+            last = h == self.heads - 1
+            mixed.append(shift_mix.step(given[:, :, h], ring, position, new=new, weights=weights, gate=gate, norm=norm, advance=last))
+        y = torch.stack(mixed, dim=2)
+        if self.variant in ("ab", "vector", "gate"):
+            return y.flatten(2)
+        y = self._fuse(given, [y]).flatten(2)
+        return y if new is None else torch.where(new[:, None, None], y, 0)
 
     def cost(self, length: int) -> Cost:
         n, d, e = self.sources, self.dim, self.dim // self.heads

@@ -18,6 +18,7 @@ from tokmix import checks, positions
 from tokmix.layers import memory
 from tokmix.mixer import GELU, NORM, SIGMOID, Cost, State, register
 from tokmix.ops import causal_hyper_mix, hyper_mix
+from tokmix.places import Chunks
 from tokmix.rowmixer import RowMixer
 from tokmix.segments import Rows, Segments
 
@@ -114,20 +115,27 @@ class HyperMixing(RowMixer):
         return self.max_len if self.code.kind == "learned" else None
 
     def mix_unmoved(self, x: Tensor, segments: Segments | None) -> Tensor | None:
-        """By a kernel, where there is one."""
+        """By a kernel, where there is one that takes a batch as it stands."""
         longest = x.shape[1] if segments is None else segments.longest
         if self.causal or (segments is not None and segments.chunks is None):
             return None
         if not hyper_mix.has_kernel(x, self.net_in.weights(), longest):
             return None
-        e, k = self.dim // self.heads, self.hidden // self.heads
-        at = positions.count(x.shape[1], None, x.device) if segments is None else segments.positions
+        if segments is None:
+            return self._self_mixing(x, positions.count(x.shape[1], None, x.device), None, None)
+        return self._self_mixing(x, segments.positions, segments.cu_seqlens.diff(), segments.chunks)
+
+    def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
+        if self.causal:
+            return self._causal(x, self.empty_state(x.shape[0], x), rows)[0]
+        return self._self_mixing(x, positions.count(x.shape[1], None, x.device), None if rows is None else rows.lengths, None)
+
+    def _self_mixing(self, x: Tensor, at: Tensor, counts: Tensor | None, chunks: Chunks | None) -> Tensor:
+        """at: positions; counts: tokens of each sequence, all of a row where None; chunks: where sequences stand in x."""
         scale = readout = norm = None
         if self.norm == "length":
-            if segments is None:
-                counts = x.new_full((1,), x.shape[1], dtype=torch.float32)
-            else:
-                counts = segments.cu_seqlens.diff().clamp(min=1).float()
+            e, k, wide = self.dim // self.heads, self.hidden // self.heads, positions.at_least_float32(x.dtype)
+            counts = x.new_full((1,), x.shape[1], dtype=wide) if counts is None else counts.clamp(min=1).to(wide)
             scale = hyper_mix.length_scale(counts, e, self.power)
             readout = hyper_mix.readout_scale(scale, e, k, own=self.tied) if self.power is None else None
         if self.output_norm is not None:
@@ -140,26 +148,17 @@ class HyperMixing(RowMixer):
             scale=scale,
             readout=readout,
             norm=norm,
-            chunks=None if segments is None else segments.chunks,
+            chunks=chunks,
         )
-
-    def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
-        if self.causal:
-            return self._causal(x, self.empty_state(x.shape[0], x), rows)[0]
-        tokens = x + self.code(positions.count(x.shape[1], None, x.device), x.dtype)
-        return self._bidirectional(tokens, tokens, x, rows)
 
     def cross(self, x: Tensor, rows: Rows | None, keys: Tensor, values: Tensor, key_rows: Rows | None) -> Tensor:
         self._check_length(max(x.shape[1], keys.shape[1]))
         queries, keys = (t + self.code(positions.count(t.shape[1], None, t.device), t.dtype) for t in (x, keys))
-        return self._bidirectional(queries, keys, values, key_rows)
-
-    def _bidirectional(self, queries: Tensor, keys: Tensor, values: Tensor, key_rows: Rows | None) -> Tensor:
         net_in = self.net_in.weights()
         net_out = net_in if self.net_out is None else self.net_out.weights()
         scale = None if self.norm != "length" else self._length_scale(values, key_rows)
         y = hyper_mix.hyper_mix(queries, keys, values, net_in, net_out, scale)
-        return self._normed(y, None if scale is None else scale[:, 0], own=self.tied and queries is keys)
+        return self._normed(y, None if scale is None else scale[:, 0], own=False)
 
     def _length_scale(self, values: Tensor, key_rows: Rows | None) -> Tensor:
         """What the hidden state is multiplied by, [S, 1, 1, 1]."""
@@ -244,4 +243,5 @@ class HyperMixing(RowMixer):
             matmul += length * 2 * self.dim * H
         decaying = (SIGMOID + causal_hyper_mix.CHUNK) * H if self.decay != "none" else 0
         scan = length * ((GELU + 3) * self.hidden * e + decaying + 3 * self.dim * bool(self.shift))
-        return Cost(matmul, pointwise + scan, self.hidden * e + H + 1 + self.shift * self.dim)
+        again = causal_hyper_mix.recomputed_flops(length, H, e, k, self.decay != "none")
+        return Cost(matmul, pointwise + scan, self.hidden * e + H + 1 + self.shift * self.dim, recomputed=again)

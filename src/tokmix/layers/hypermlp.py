@@ -97,7 +97,7 @@ class HyperMLP(RowMixer):
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         at = positions.count(x.shape[1], None, x.device)[None]
         k, v = self._keys_values(x, at, None)
-        return self._read(x, at, k, v)
+        return self._read(x, at, k, v, whole=True)
 
     def _keys_values(self, x: Tensor, at: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """[B, L, Hq, e] and [B, L, H, f]"""
@@ -107,7 +107,8 @@ class HyperMLP(RowMixer):
             k = positions.rotary(k.transpose(1, 2), at).transpose(1, 2)
         return k, self.v(fed_v).unflatten(-1, (self.heads, -1))
 
-    def _read(self, x: Tensor, at: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _read(self, x: Tensor, at: Tensor, k: Tensor, v: Tensor, whole: bool = False) -> Tensor:
+        """whole: queries and keys are the same tokens, a sequence from its start."""
         q = self.q(x)
         if self.gates:
             q = q * self.left_gate(x).sigmoid()
@@ -117,7 +118,7 @@ class HyperMLP(RowMixer):
         first = None if self.r1 is None else self.r1(x)
         second = None if self.r2 is None else self.r2(x)
         limit = k.shape[1] if self.limit is None else self.limit
-        o = merge_heads(hyper_mlp(q, k.transpose(1, 2), v.transpose(1, 2), at, first, second, self.lag, limit))
+        o = merge_heads(hyper_mlp(q, k.transpose(1, 2), v.transpose(1, 2), None if whole else at, first, second, self.lag, limit))
         if self.gates:
             o = o * self.right_gate(x).sigmoid()
         return self.out(o)

@@ -13,12 +13,19 @@ from torch.utils.flop_counter import register_flop_formula
 
 from tokmix.ops.causal_hyper_mix import flops as _causal_hyper_mix  # noqa: F401  (its formulas)
 from tokmix.ops.hyper_mix import library as _hyper_mix  # noqa: F401  (defines the ops)
+from tokmix.ops.hyper_mix import wide_library as _wide_hyper_mix  # noqa: F401
+from tokmix.ops.hyper_mlp import flops as _hyper_mlp  # noqa: F401  (its formulas)
 from tokmix.ops.shift_mix import library as _shift_mix  # noqa: F401
+from tokmix.ops.shift_mix import matrix_library as _matrix_shift_mix  # noqa: F401
+from tokmix.ops.shift_mix import step_library as _shift_step  # noqa: F401
 
 Shape = tuple[int, ...]
 
 
-@register_flop_formula([getattr(torch.ops.tokmix, f"{kind}shift_mix{way}") for kind in ("", "norm_") for way in ("", "_backward")])
+_WITHOUT = ("shift_mix", "shift_mix_backward", "norm_shift_mix", "norm_shift_mix_backward", "shift_step")
+
+
+@register_flop_formula([getattr(torch.ops.tokmix, name) for name in _WITHOUT])
 def no_products(*shapes: Any, **kwargs: Any) -> int:
     return 0
 
@@ -33,6 +40,16 @@ def gate_backward(dy: Shape, x: Shape, p: Shape, weight: Shape, *rest: Any, **kw
     return 2 * gate(x, weight)
 
 
+@register_flop_formula(torch.ops.tokmix.matrix_shift_mix)
+def matrix(x: Shape, weights: list[Shape], *rest: Any, **kwargs: Any) -> int:
+    return 2 * x[0] * x[1] * x[2] * weights[0][1] * len(weights)
+
+
+@register_flop_formula(torch.ops.tokmix.matrix_shift_mix_backward)
+def matrix_backward(dy: Shape, x: Shape, weights: list[Shape], *rest: Any, **kwargs: Any) -> int:
+    return 2 * matrix(x, weights)
+
+
 @register_flop_formula(torch.ops.tokmix.hyper_mix)
 def hyper_mix(x: Shape, values: Any, u1: Any, b1: Any, v1: Shape, *rest: Any, **kwargs: Any) -> int:
     """Four products a token, two a sequence."""
@@ -43,7 +60,23 @@ def hyper_mix(x: Shape, values: Any, u1: Any, b1: Any, v1: Shape, *rest: Any, **
 
 
 @register_flop_formula(torch.ops.tokmix.hyper_mix_backward)
-def hyper_mix_backward(dy: Shape, states: Shape, hidden: Shape, *rest: Any, **kwargs: Any) -> int:
-    """Ten products a token, four a sequence."""
+def hyper_mix_backward(dy: Shape, states: Shape, *rest: Any, **kwargs: Any) -> int:
+    """Ten products a token, eight where both nets are one; five a sequence, of which one is made again."""
     heads, _, sequences, e = states
-    return heads * (20 * dy[0] * dy[1] * e * e + 8 * sequences * e * e * hidden[1])
+    v1, u2 = rest[8], rest[10]
+    return heads * e * e * ((16 if u2 is None else 20) * dy[0] * dy[1] + 10 * sequences * v1[2])
+
+
+@register_flop_formula(torch.ops.tokmix.wide_hyper_mix)
+def wide_hyper_mix(x: Shape, values: Any, u1: Shape, b1: Any, v1: Shape, c1: Any, u2: Any, *rest: Any, **kwargs: Any) -> int:
+    """The nets' own products and two more a token, two a sequence."""
+    heads, e, i = u1
+    nets = 1 if u2 is None else 2
+    return heads * e * i * (2 * (nets + 2) * x[0] * x[1] + 4 * x[0] * v1[2])
+
+
+@register_flop_formula(torch.ops.tokmix.wide_hyper_mix_backward)
+def wide_hyper_mix_backward(dy: Shape, p: Shape, h: Shape, states: Shape, m: Any, hidden: Shape, *rest: Any, **kwargs: Any) -> int:
+    heads, rows, i = states
+    nets, e, k = p[2] // i, rows // dy[0], hidden[2]
+    return heads * e * i * (2 * (2 * nets + 4) * dy[0] * dy[1] + 8 * dy[0] * k)

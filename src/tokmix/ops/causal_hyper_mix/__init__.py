@@ -1,6 +1,6 @@
 """Causal HyperMixing: a running hidden state, read through a GELU."""
 
 from tokmix.ops.causal_hyper_mix.choice import causal_hyper_mix
-from tokmix.ops.causal_hyper_mix.reference import CHUNK, Carry, matmul_flops
+from tokmix.ops.causal_hyper_mix.reference import CHUNK, Carry, matmul_flops, recomputed_flops
 
-__all__ = ["CHUNK", "Carry", "causal_hyper_mix", "matmul_flops"]
+__all__ = ["CHUNK", "Carry", "causal_hyper_mix", "matmul_flops", "recomputed_flops"]

@@ -83,3 +83,9 @@ def matmul_flops(length: int, heads: int, e: int, k: int, decay: bool) -> int:
     """Of the scan alone; a last chunk that is not full costs a whole one."""
     padded = length + -length % CHUNK
     return heads * padded * (2 * k * e + (2 * CHUNK * k * e if decay else 0))
+
+
+def recomputed_flops(length: int, heads: int, e: int, k: int, decay: bool) -> int:
+    """What the backward pass repeats of it: the states, but not what was read from them. A lone chunk is kept."""
+    padded = length + -length % CHUNK
+    return heads * padded * 2 * CHUNK * k * e if decay and length > CHUNK else 0

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokmix.ops.dispatch import autocast_dtype, forced, use_triton
-from tokmix.ops.hyper_mix import library, reassociated, reference
+from tokmix.ops.dispatch import HAS_TRITON, autocast_dtype, forced, use_triton
+from tokmix.ops.hyper_mix import library, reassociated, reference, wide_library
 from tokmix.ops.hyper_mix.reference import Net
 from tokmix.places import Chunks
 
 SHORTEST = 32  # tokens of a sequence below which most of a kernel's tile would be empty
+NARROWEST = 128  # channels of a head from which the large products of `wide` are worth their copies; one head needs none
+WIDEST_NORM = 8192  # channels one program can hold
+# `wide` runs wherever it takes at most so many times the textbook's operations: it moves far fewer bytes.
+WIDE_PAYS = 1.5
 
 
 class Norm(NamedTuple):
@@ -51,7 +55,9 @@ def mix(
     alone; the result is zero outside of them. Without it every row is one whole sequence."""
     if has_kernel(x, net_in, x.shape[1]):
         return _kernel(x, net_in, net_out, tokens, scale, readout, norm, chunks)
-    assert chunks is None, "ask has_kernel first: plain torch takes whole rows"
+    assert chunks is None, "ask has_kernel first: everything else takes whole rows"
+    if _is_wide(x, net_in, net_out, norm):
+        return _wide(x, net_in, net_out, tokens, scale, readout, norm)
     tokens, net_out = x if tokens is None else tokens, net_in if net_out is None else net_out
     y = hyper_mix(tokens, tokens, x, net_in, net_out, None if scale is None else scale[:, None, None, None])
     y = y if readout is None else y * readout[:, None, None].to(y.dtype)
@@ -68,9 +74,24 @@ def hyper_mix(queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_ou
 
 
 def matmul_flops(queries: int, keys: int, heads: int, e: int, k: int, shared: bool, inner: int, gpu: bool) -> int:
-    """Of `hyper_mix`, for the form that it would take."""
+    """Of mixing without a kernel for heads, in the form that it would take."""
     sizes = (queries, keys, heads, e, k, shared, inner)
-    return (reassociated if reassociated.pays(*sizes, gpu=gpu) else reference).matmul_flops(*sizes)
+    fewer = reassociated.pays(*sizes, gpu=gpu) or (gpu and HAS_TRITON and _wide_pays(*sizes))
+    return (reassociated if fewer else reference).matmul_flops(*sizes)
+
+
+def _wide_pays(queries: int, keys: int, heads: int, e: int, k: int, shared: bool, inner: int) -> bool:
+    sizes = (queries, keys, heads, e, k, shared, inner)
+    return (heads == 1 or e >= NARROWEST) and reassociated.matmul_flops(*sizes) <= WIDE_PAYS * reference.matmul_flops(*sizes)
+
+
+def _is_wide(x: Tensor, net_in: Net, net_out: Net | None, norm: Norm | None) -> bool:
+    """Whether large products with kernels between them are the body for x [B, T, D]."""
+    (heads, e, inner), k, T = net_in.inner.shape, net_in.outer.shape[2], x.shape[1]
+    tied = net_out is None or net_out is net_in
+    fits = x.numel() > 0 and (norm is None or x.shape[2] <= WIDEST_NORM)
+    pays = forced() == "triton" or _wide_pays(T, T, heads, e, k, tied, inner)
+    return use_triton(x, _dtype(x, net_in), fits=fits and pays)
 
 
 def _dtype(x: Tensor, net: Net) -> torch.dtype:
@@ -87,9 +108,23 @@ def _kernel(
     norm: Norm | None,
     chunks: Chunks | None,
 ) -> Tensor:
+    table, first, size, full = (None, None, 0, True) if chunks is None else chunks
+    given = _arguments(x, net_in, net_out, tokens, scale, readout, norm)
+    return library.run(*given, table, first, size, full)[0]
+
+
+def _wide(
+    x: Tensor, net_in: Net, net_out: Net | None, tokens: Tensor | None, scale: Tensor | None, readout: Tensor | None, norm: Norm | None
+) -> Tensor:
+    return wide_library.run(*_arguments(x, net_in, net_out, tokens, scale, readout, norm))[0]
+
+
+def _arguments(
+    x: Tensor, net_in: Net, net_out: Net | None, tokens: Tensor | None, scale: Tensor | None, readout: Tensor | None, norm: Norm | None
+) -> tuple[Any, ...]:
+    """What both ops begin with."""
     dtype = _dtype(x, net_in)
     seen, values = (x, None) if tokens is None else (tokens, x.to(dtype))
     second = (None, None, None, None) if net_out is None or net_out is net_in else net_out
     gain, bias, eps = (None, None, 0.0) if norm is None else norm
-    table, first, size, full = (None, None, 0, True) if chunks is None else chunks
-    return library.hyper_mix(seen.to(dtype), values, *net_in, *second, scale, readout, gain, bias, eps, table, first, size, full)[0]
+    return seen.to(dtype), values, *net_in, *second, scale, readout, gain, bias, eps

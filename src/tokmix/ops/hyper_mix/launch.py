@@ -1,7 +1,7 @@
-"""HyperMixing with heads, put together: kernels over the tokens and, between them, small products in torch.
+"""HyperMixing with heads, put together: kernels over the tokens and, between them, one over the sequences.
 
-Per-sequence matrices lie as [H, rows, S, e], so that a product with a head's weights is one batched matrix product
-over all sequences; a bias is the last row of its matrix, so that it costs nothing of its own.
+Per-sequence matrices lie as [H, rows, S, e], so that a product over all sequences is one batched matrix product; a bias
+is the last row of its matrix, so that it costs nothing of its own.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters may be told)
 from tokmix.ops.dispatch import INTERPRETED, processors
-from tokmix.ops.hyper_mix import norm_triton
+from tokmix.ops.hyper_mix import middle_triton, norm_triton
 from tokmix.ops.hyper_mix import triton as kernels
 
 LONGEST = 4096  # rows of a piece: keeps offsets inside of one in 32 bits
@@ -95,99 +94,112 @@ def lined(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def with_bias(net: Nets, dtype: torch.dtype) -> Tensor:
-    """[V; c], [H, e (+ 1), k]"""
-    joined = net.outer if net.outer_bias is None else torch.cat([net.outer, net.outer_bias[:, None]], dim=1)
-    return joined.to(dtype)
+def middle(net_in: Nets, net_out: Nets, plan: Plan, scale: Tensor | None, readout: Tensor | None) -> tuple[object, ...]:
+    """The constants that the kernels between the passes end with."""
+    k = net_in.outer.shape[2]
+    one = lambda factors: factors is None or factors.shape[0] == 1
+    e, rows, padded, _, *how = plan.shape(0)
+    return plan.sequences, one(scale), one(readout), k, min(64, max(16, triton.next_power_of_2(k))), e, rows, padded, *how
 
 
-def scaled(x: Tensor, scale: Tensor | None, e: int) -> None:
-    """x [H, rows, S * e] times a number for each sequence, [S] or [1], in place."""
-    if scale is not None:
-        x.unflatten(2, (-1, e)).mul_(scale[:, None].to(x.dtype))
+def _float(scale: Tensor | None) -> Tensor | None:
+    return None if scale is None else scale.float().contiguous()
+
+
+def summed(x: Tensor, values: Tensor | None, net: Nets, table: Tensor | None, first: Tensor | None, size: int) -> tuple[Tensor, Plan]:
+    """[Hᵀ v; 1ᵀ v] of each sequence, [H, rows, S, e], with H = GELU(x U + b) and v = values, or x."""
+    heads = net.inner.shape[0]
+    plan = Plan(x, heads, net.outer_bias is not None, table, first, size, FORWARD_SLOTS)
+    parts = plan.parts(plan.rows)
+    tile, warps, stages = STATE[plan.big]
+    v = x if values is None else values
+    kernels.state[plan.pieces, heads](
+        x, values, net.inner, net.inner_bias, table, parts, x.shape[1], plan.size, plan.per_sequence,
+        x.stride(0), x.stride(1), v.stride(0), v.stride(1), *plan.shape(tile), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return plan.added(parts), plan
 
 
 def forward(
     x: Tensor, values: Tensor | None, net_in: Nets, net_out: Nets, scale: Tensor | None, readout: Tensor | None,
     gain: Tensor | None, bias: Tensor | None, eps: float, table: Tensor | None, first: Tensor | None, size: int, full: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """x, values [B, T, D] -> y, and for the backward pass: states, hidden, [Q; r], and where there is a norm its input
-    and the means and 1 / deviations of its rows."""
-    T = x.shape[1]
+    """x, values [B, T, D] -> y, and for the backward pass: states, [Q; r], and where there is a norm its input and the
+    means and 1 / deviations of its rows."""
     x, values = lined(x), None if values is None else lined(values)
+    scale, readout = _float(scale), _float(readout)
     heads = net_in.inner.shape[0]
     assert (net_in.outer_bias is None) == (net_out.outer_bias is None)
-    plan = Plan(x, heads, net_in.outer_bias is not None, table, first, size, FORWARD_SLOTS)
-    parts = plan.parts(plan.rows)
-    tile, warps, stages = STATE[plan.big]
-    v = x if values is None else values
-    kernels.state[plan.pieces, heads](
-        x, values, net_in.inner, net_in.inner_bias, table, parts, T, plan.size, plan.per_sequence,
-        x.stride(0), x.stride(1), v.stride(0), v.stride(1), *plan.shape(tile), num_warps=warps, num_stages=stages,
+    states, plan = summed(x, values, net_in, table, first, size)
+    read = torch.empty_like(states)
+    middle_triton.middle_forward[plan.sequences, heads](
+        states, net_in.outer, net_in.outer_bias, net_out.outer, net_out.outer_bias, scale, readout, read,
+        *middle(net_in, net_out, plan, scale, readout), num_warps=4 if plan.e <= 64 else 8, num_stages=1,
     )  # fmt: skip
-    states = plan.added(parts)  # [H, rows, S, e]
-    outer_in = with_bias(net_in, x.dtype)
-    outer_out = outer_in if net_out is net_in else with_bias(net_out, x.dtype)
-    hidden = torch.bmm(outer_in.mT, states.flatten(2))  # [H, k, S * e]
-    scaled(hidden, scale, plan.e)
-    read = torch.bmm(outer_out, F.gelu(hidden))  # [Q; r], [H, rows, S * e]
-    scaled(read, readout, plan.e)
     z = (torch.empty if full else torch.zeros)(x.shape, dtype=x.dtype, device=x.device)
     # With a norm, the rows that hold a token are told by a 1 in what becomes their 1 / deviation.
     rstd = (torch.empty if full else torch.zeros)(plan.total if gain is not None else 0, dtype=torch.float32, device=x.device)
     tile, warps, stages = OUTPUT[plan.big]
     kernels.output[plan.pieces, heads](
         x, net_out.inner, net_out.inner_bias, read, table, z, None if full or gain is None else rstd,
-        T, plan.size, plan.per_sequence, plan.sequences, x.stride(0), x.stride(1),
+        x.shape[1], plan.size, plan.per_sequence, plan.sequences, x.stride(0), x.stride(1),
         heads, *plan.shape(tile), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if gain is None or bias is None:
-        return z, states, hidden, read, x.new_empty(0), torch.empty_like(rstd), rstd
+        return z, states, read, x.new_empty(0), torch.empty_like(rstd), rstd
     y, mean = norm_triton.forward(z, gain, bias, eps, rstd, not full)
-    return y, states, hidden, read, z, mean, rstd
+    return y, states, read, z, mean, rstd
 
 
 def backward(
     dy: Tensor, saved: Sequence[Tensor], x: Tensor, values: Tensor | None, net_in: Nets, net_out: Nets,
     scale: Tensor | None, readout: Tensor | None, gain: Tensor | None, table: Tensor | None, first: Tensor | None, size: int, full: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """saved: what `forward` gave beside y. Returns the gradients of x, values, [U; b] of both nets [2, H, e + 1, e], [V; c]
-    of each [H, rows, k], and the norm's [2, D]."""
-    T, D = x.shape[1:]
-    states, hidden, read, z, mean, rstd = saved
+    """saved: what `forward` gave beside y. Returns the gradients of x, values, [U; b] of the n nets [n, H, e + 1, e], [V; c]
+    as the first and as the second [H, rows, k], and the norm's [2, D].
+
+    Two nets: a pass back through the output, one back through the states. One net for both: a light pass for the sums that
+    the states' gradient needs, then one pass for all the rest, with eight products a token instead of ten."""
+    tied, heads = net_out is net_in, net_in.inner.shape[0]
+    states, read, z, mean, rstd = saved
     x, dy, values = lined(x), lined(dy), None if values is None else lined(values)
-    heads = net_in.inner.shape[0]
+    scale, readout = _float(scale), _float(readout)
     plan = Plan(x, heads, net_in.outer_bias is not None, table, first, size, BACKWARD_SLOTS)
-    e = plan.e
-    make = torch.empty if full else torch.zeros
-    cut = (T, plan.size, plan.per_sequence, plan.sequences, x.stride(0), x.stride(1))
+    make = lambda: (torch.empty if full else torch.zeros)(x.shape, dtype=x.dtype, device=x.device)
     if gain is not None:
         dz, norm = norm_triton.backward(dy, z, gain, mean, rstd)
         dx = dz  # overwritten piece by piece: nobody else reads it
     else:
-        dz, norm = dy, torch.empty(0, D, dtype=torch.float32, device=x.device)
-        dx = make(x.shape, dtype=x.dtype, device=x.device)
-    dq, du = plan.parts(plan.rows), torch.empty(2, plan.pieces, heads, e + 1, e, dtype=torch.float32, device=x.device)
-    tile, warps, stages = OUTPUT_BACKWARD[plan.big]
-    kernels.output_backward[plan.pieces, heads](
-        x, dz, net_out.inner, net_out.inner_bias, read, table, dq, du[1],
-        *cut, dz.stride(0), dz.stride(1), dx, heads, *plan.shape(tile), num_warps=warps, num_stages=stages,
+        dz, norm, dx = dy, torch.empty(0, x.shape[2], dtype=torch.float32, device=x.device), make()
+    dvalues, v = (None, x) if values is None else (make(), values)
+    du = torch.empty(1 if tied else 2, plan.pieces, heads, plan.e + 1, plan.e, dtype=torch.float32, device=x.device)
+    cut = (x.shape[1], plan.size, plan.per_sequence, plan.sequences, x.stride(0), x.stride(1))
+    if tied:
+        dread, _ = summed(x, dz, net_out, table, first, size)
+    else:
+        parts = plan.parts(plan.rows)
+        tile, warps, stages = OUTPUT_BACKWARD[plan.big]
+        kernels.output_backward[plan.pieces, heads](
+            x, dz, net_out.inner, net_out.inner_bias, read, table, parts, du[1],
+            *cut, dz.stride(0), dz.stride(1), dx, heads, *plan.shape(tile), num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+        dread = plan.added(parts)
+    dstates = torch.empty_like(states)
+    dhidden, active = (x.new_empty(heads, net_in.outer.shape[2], plan.sequences * plan.e) for _ in range(2))
+    middle_triton.middle_backward[plan.sequences, heads](
+        dread, states, net_in.outer, net_in.outer_bias, net_out.outer, net_out.outer_bias, scale, readout, dstates, dhidden, active,
+        *middle(net_in, net_out, plan, scale, readout), num_warps=4 if plan.e <= 64 else 8, num_stages=1,
     )  # fmt: skip
-    dread = plan.added(dq).flatten(2)  # [H, rows, S * e]
-    scaled(dread, readout, e)
-    active = F.gelu(hidden)
-    dv2 = torch.bmm(dread, active.mT)
-    outer_in = with_bias(net_in, x.dtype)
-    outer_out = outer_in if net_out is net_in else with_bias(net_out, x.dtype)
-    dhidden = torch.ops.aten.gelu_backward(torch.bmm(outer_out.mT, dread), hidden)
-    scaled(dhidden, scale, e)
-    dv1 = torch.bmm(states.flatten(2), dhidden.mT)
-    dstates = torch.bmm(outer_in, dhidden)
-    dvalues = None if values is None else make(x.shape, dtype=x.dtype, device=x.device)
-    v = x if values is None else values
+    dv1, dv2 = torch.bmm(states.flatten(2), dhidden.mT), torch.bmm(dread.flatten(2), active.mT)
     tile, warps, stages = STATE_BACKWARD[plan.big]
-    kernels.state_backward[plan.pieces, heads](
-        x, values, net_in.inner, net_in.inner_bias, dstates, table, dx, dvalues, du[0],
-        *cut, v.stride(0), v.stride(1), heads, *plan.shape(tile), num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+    if tied:
+        kernels.tied_backward[plan.pieces, heads](
+            x, values, dz, net_in.inner, net_in.inner_bias, read, dstates, table, dx, dvalues, du,
+            *cut, v.stride(0), v.stride(1), dz.stride(0), dz.stride(1), heads, *plan.shape(tile), num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    else:
+        kernels.state_backward[plan.pieces, heads](
+            x, values, net_in.inner, net_in.inner_bias, dstates, table, dx, dvalues, du[0],
+            *cut, v.stride(0), v.stride(1), heads, *plan.shape(tile), num_warps=warps, num_stages=stages,
+        )  # fmt: skip
     return dx, x.new_empty(0) if dvalues is None else dvalues, du.sum(1), dv1, dv2, norm

@@ -8,11 +8,14 @@ w    = R2(a),  o_t = Σ_j w_tj v_j
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+CHUNK = 512  # queries of a piece of a long sequence
 
 
 class Bank(NamedTuple):
@@ -49,9 +52,30 @@ def _mixed(scores: Tensor, bank: Bank | None) -> Tensor:
     return scores * (1 + bank.diagonal[:, None, :lags]) + low @ bank.up[:, :, :lags]
 
 
-def hyper_mlp(q: Tensor, k: Tensor, v: Tensor, query_at: Tensor, first: Bank | None, second: Bank | None, lag: bool, limit: int) -> Tensor:
+def hyper_mlp(
+    q: Tensor, k: Tensor, v: Tensor, query_at: Tensor | None, first: Bank | None, second: Bank | None, lag: bool, limit: int
+) -> Tensor:
     """q [B, Hq, L, e], k [B, Hq, N, e], v [B, H, N, f] -> [B, H, L, f]; keys stand at positions 0, 1, ..., queries at
-    query_at [1 or B, L]. Hq = 2 H means HyperGLU: gate heads first, then scale heads. limit: the banks' max_len."""
+    query_at [1 or B, L], or with them where that is None. Hq = 2 H means HyperGLU: gate heads first, then scale heads.
+    limit: the banks' max_len."""
+    if query_at is not None:
+        return _rows(q, k, v, query_at, first, second, lag, limit)
+    L, at = q.shape[2], torch.arange(q.shape[2], device=q.device)[None]
+    if torch.compiler.is_compiling() or L <= 2 * CHUNK:
+        return _rows(q, k, v, at, first, second, lag, limit)
+    pieces = []
+    for begin in range(0, L, CHUNK):  # a piece of queries needs no later key: half of the work, and less memory
+        end = min(begin + CHUNK, L)
+        banks = [None if x is None else x._replace(control=x.control[:, :, begin:end]) for x in (first, second)]
+        given: tuple[Any, ...] = (q[:, :, begin:end], k[:, :, :end], v[:, :, :end], at[:, begin:end], *banks, lag, limit)
+        # Scores are computed again for the gradient, so that those of one piece at a time exist.
+        pieces.append(
+            checkpoint(_rows, *given, use_reentrant=False, preserve_rng_state=False) if torch.is_grad_enabled() else _rows(*given)
+        )
+    return torch.cat(pieces, dim=2)
+
+
+def _rows(q: Tensor, k: Tensor, v: Tensor, query_at: Tensor, first: Bank | None, second: Bank | None, lag: bool, limit: int) -> Tensor:
     heads, keys, dtype = v.shape[1], k.shape[2], v.dtype
     if dtype.itemsize < 4:  # the norm divides by small numbers: rounded scores would turn the sign of the active set
         q, k, first, second = q.float(), k.float(), _widened(first), _widened(second)

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokmix.ops.dispatch import autocast_dtype, use_triton
-from tokmix.ops.shift_mix import library, reference
+from tokmix.ops.shift_mix import inplace, library, matrix_library, reference, step_library
 
-WIDEST_NORM = 8192  # channels one program can hold
+WIDEST = 8192  # channels one program can hold
 
 
 def shift_mix(
@@ -22,7 +22,9 @@ def shift_mix(
 ) -> Tensor:
     """a ⊙ x_t + b ⊙ x_{t-s} (+ c ⊙ x_{t+s}), zero at padding. Two or three weights, [H, e] or [H, 1] each."""
     if use_triton(x, _result(x, weights), fits=x.numel() > 0):
-        return library.shift_mix(x, weights, shifts[0], _table(x, shifts, table), places)
+        return library.run(x, weights, shifts[0], _table(x, shifts, table), places)
+    if inplace.fits(x, weights, shifts, places):
+        return inplace.shift_mix(x.unflatten(-1, (len(shifts), -1)), weights, shifts[0]).flatten(2)
     heads = _real(x, places).unflatten(-1, (len(shifts), -1))  # [B, T, H, e]
     return reference.weighted(heads, _others(heads, shifts, places, len(weights) == 3), weights).flatten(2)
 
@@ -39,10 +41,33 @@ def norm_shift_mix(
     places: Tensor | None = None,
 ) -> Tensor:
     """x + shift_mix(LayerNorm(x)); at padding x itself."""
-    if use_triton(x, _result(x, weights), fits=x.numel() > 0 and x.shape[2] <= WIDEST_NORM):
-        return library.norm_shift_mix(x, weights, gain, bias, eps, shifts[0], _table(x, shifts, table), places)
+    if _fits_norm(x, weights):
+        return library.run_norm(x, weights, gain, bias, eps, shifts[0], _table(x, shifts, table), places)
     normed = F.layer_norm(x, x.shape[-1:], gain, bias, eps)
     return x + shift_mix(normed, weights, shifts, table=table, places=places)
+
+
+def has_norm_kernel(x: Tensor, weights: list[Tensor], gain: Tensor) -> bool:
+    """Whether `norm_shift_mix` of x runs a kernel that gives what a LayerNorm and `shift_mix` would, in the same dtype."""
+    same = x.dtype == weights[0].dtype == gain.dtype
+    # Under autocast a LayerNorm's result is float32 whatever came in.
+    return same and (autocast_dtype(x) is None or x.dtype == torch.float32) and _fits_norm(x, weights)
+
+
+def _fits_norm(x: Tensor, weights: list[Tensor]) -> bool:
+    return use_triton(x, _result(x, weights), fits=x.numel() > 0 and x.shape[2] <= WIDEST)
+
+
+def matrix_shift_mix(
+    x: Tensor, weights: list[Tensor], shifts: tuple[int, ...], *, table: Tensor | None = None, places: Tensor | None = None
+) -> Tensor:
+    """A x_t + B x_{t-s} (+ C x_{t+s}), zero at padding. Two or three weights, [H, e, e] each."""
+    x = _real(x, places)  # a NaN at padding would otherwise reach the weights' gradients
+    dtype = autocast_dtype(x) or _result(x, weights)
+    if use_triton(x, dtype, fits=x.numel() > 0):
+        return matrix_library.run(x.to(dtype), [weight.to(dtype) for weight in weights], shifts[0], _table(x, shifts, table), places)
+    heads = x.unflatten(-1, (len(shifts), -1))
+    return _real(reference.matrix(heads, _others(heads, shifts, places, len(weights) == 3), weights).flatten(2), places)
 
 
 def gate_shift_mix(
@@ -60,10 +85,50 @@ def gate_shift_mix(
     x = _real(x, places)  # a NaN at padding would otherwise reach dW
     dtype = autocast_dtype(x) or _result(x, [weight])
     if use_triton(x, dtype, fits=x.numel() > 0):
-        return library.gate_shift_mix(x.to(dtype), weight.to(dtype), bias, both_ways, shifts[0], _table(x, shifts, table), places)[0]
+        return library.run_gate(x.to(dtype), weight.to(dtype), bias, both_ways, shifts[0], _table(x, shifts, table), places)[0]
     heads = x.unflatten(-1, (len(shifts), -1))
     y = reference.gated(heads, _others(heads, shifts, places, both_ways), weight, bias, both=False).flatten(2)
     return _real(y, places)
+
+
+def has_step_kernel(x: Tensor, ring: Tensor) -> bool:
+    """Whether `step` of x [B, 1, e] runs a kernel, which keeps no gradients."""
+    fits = x.numel() > 0 and ring.shape[2] <= WIDEST and not torch.is_grad_enabled()
+    return use_triton(x, torch.promote_types(x.dtype, ring.dtype), fits=fits)
+
+
+def step(
+    x: Tensor,
+    ring: Tensor,
+    position: Tensor,
+    *,
+    new: Tensor | None = None,
+    weights: list[Tensor] | None = None,
+    gate: tuple[Tensor, Tensor] | None = None,
+    norm: tuple[Tensor, Tensor, float] | None = None,
+    advance: bool = True,
+) -> Tensor:
+    """Decoding, one head and one token a row: x [B, 1, e], ring [B, s, e] with the token at position p in slot p mod s ->
+    the mixed token, [B, 1, e]. Changes ring and, where `advance`, position [B] in place.
+
+    weights: as `shift_mix`, without heads; gate: W x and its bias; neither: the partner itself. norm (gain, bias, eps):
+    x + step(LayerNorm(x)) instead. new [B]: which rows have a new token; the others keep what they have, and give zero."""
+    p, gate_bias = (None, None) if gate is None else gate
+    gain, bias, eps = (None, None, 0.0) if norm is None else norm
+    one = lambda tensor: None if tensor is None else tensor.flatten().contiguous()
+    if has_step_kernel(x, ring):
+        given = (None if p is None else p[:, 0].contiguous(), one(gate_bias), one(gain), one(bias), eps, advance)
+        return step_library.run(x[:, 0], ring, position, new, weights or [], *given)[:, None]
+    normed = x if norm is None else F.layer_norm(x, x.shape[-1:], gain, bias, eps)
+    other = reference.exchange_(normed, ring, position, new, advance)
+    if weights:
+        y = weights[0] * normed + weights[1] * other
+    elif p is not None and gate_bias is not None:
+        y = other + torch.sigmoid(p + gate_bias) * (normed - other)
+    else:
+        y = other
+    y = y if new is None else torch.where(new[:, None, None], y, 0)
+    return y if norm is None else x + y
 
 
 def _result(x: Tensor, weights: list[Tensor]) -> torch.dtype:

@@ -26,7 +26,7 @@ def partners(x: Tensor, shifts: tuple[int, ...], sign: int = 1) -> Tensor:
     return torch.stack([shifted(head, sign * shift) for head, shift in zip(x.unbind(2), shifts, strict=True)], dim=2)
 
 
-def _per_head(x: Tensor, weight: Tensor) -> Tensor:
+def per_head(x: Tensor, weight: Tensor) -> Tensor:
     """x [B, L, H, i], weight [H, i, o] -> [B, L, H, o]"""
     B, L, H, _ = x.shape
     if H == 1:
@@ -44,19 +44,19 @@ def weighted(x: Tensor, others: list[Tensor], weights: list[Tensor]) -> Tensor:
 
 def matrix(x: Tensor, others: list[Tensor], weights: list[Tensor]) -> Tensor:
     """A x + B z: a dilated convolution of kernel 2 (3 both ways). weights [H, e, e] each."""
-    return _per_head(torch.cat([x, *others], dim=-1), torch.cat(weights, dim=1))
+    return per_head(torch.cat([x, *others], dim=-1), torch.cat(weights, dim=1))
 
 
 def gated(x: Tensor, others: list[Tensor], weight: Tensor, bias: Tensor, both: bool) -> Tensor:
     """g ⊙ x + (1 - g) ⊙ z with g = sigmoid(W x + c), or of W [x; z] where both. Both ways, z is the mean of the two."""
-    gate = torch.sigmoid(_per_head(torch.cat([x, *others], dim=-1) if both else x, weight) + bias)
+    gate = torch.sigmoid(per_head(torch.cat([x, *others], dim=-1) if both else x, weight) + bias)
     other = others[0] if len(others) == 1 else (others[0] + others[1]) / 2
     return other + gate * (x - other)
 
 
 def fused(x: Tensor, others: list[Tensor], inner: Tensor, outer: Tensor) -> Tensor:
     """V GELU(U [x; z]). inner [H, 2e, h], outer [H, h, e]."""
-    return _per_head(F.gelu(_per_head(torch.cat([x, *others], dim=-1), inner)), outer)
+    return per_head(F.gelu(per_head(torch.cat([x, *others], dim=-1), inner)), outer)
 
 
 def step_partners(x: Tensor, ring: Tensor, position: Tensor, counts: Tensor, shift: int) -> tuple[Tensor, Tensor]:
@@ -73,3 +73,16 @@ def step_partners(x: Tensor, ring: Tensor, position: Tensor, counts: Tensor, shi
     kept = torch.where(newest >= position[:, None], newest - position[:, None] + shift, slots)
     pick = lambda index: both.gather(1, index[..., None].expand(B, -1, e))
     return pick(source), pick(kept)
+
+
+def exchange_(x: Tensor, ring: Tensor, position: Tensor, new: Tensor | None, advance: bool) -> Tensor:
+    """Decoding in place, one head and one token a row: x [B, 1, e] takes its partner's place in ring [B, shift, e], and the
+    partner is handed back, [B, 1, e]. new [B]: which rows have a token; where `advance`, their position goes on by one."""
+    rows = torch.arange(x.shape[0], device=x.device)
+    slots = position % ring.shape[1]
+    other = ring[rows, slots]
+    given = x[:, 0].to(ring.dtype)
+    ring[rows, slots] = given if new is None else torch.where(new[:, None], given, other)
+    if advance:
+        position += 1 if new is None else new
+    return other[:, None]

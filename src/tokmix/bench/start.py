@@ -1,18 +1,12 @@
-"""Measurements on this machine. Other machines differ: compare numbers of one run with each other."""
+"""What importing costs."""
 
 from __future__ import annotations
 
-import platform
 import statistics
 import subprocess
 import sys
 
-
-def machine() -> str:
-    import torch
-
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    return f"{platform.machine()}, {torch.get_num_threads()} threads, {gpu}; Python {platform.python_version()}, torch {torch.__version__}"
+from tokmix.bench.machine import in_words
 
 
 def import_time(repeats: int = 5) -> str:
@@ -26,4 +20,4 @@ def import_time(repeats: int = 5) -> str:
         printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
         runs.append([float(number) for number in printed])
     torch_s, tokmix_s = (statistics.median(column) for column in zip(*runs, strict=True))
-    return f"{machine()}\nimport torch {torch_s:.3f} s; import tokmix adds {tokmix_s:.3f} s (median of {repeats})"
+    return f"{in_words()}\nimport torch {torch_s:.3f} s; import tokmix adds {tokmix_s:.3f} s (median of {repeats})"

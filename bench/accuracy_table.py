@@ -1,0 +1,67 @@
+"""The tables of docs/accuracy.md, from the committed results. Run it to write them; tests/test_accuracy.py compares."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "accuracy.md"
+RESULTS = ROOT / "bench" / "results"
+SETS = {
+    "sst2": ("SST-2", "valid"), "trec": ("TREC", "test"), "agnews": ("AG News, part", "test"), "snli": ("SNLI, part", "test"),
+    "mnli": ("MNLI, part", "valid"), "qnli": ("QNLI, part", "valid"), "qqp": ("QQP, part", "valid"),
+}  # fmt: skip
+NOT_SAID = {"model.compare": False, "train.average": 0.0}
+
+
+def main() -> None:
+    trials = json.loads((RESULTS / "classify_h200.json").read_text())["trials"]
+    bag = json.loads((RESULTS / "bag_of_words.json").read_text())
+    page = PAGE.read_text()
+    for name, lines in (("accuracy", accuracy(trials, bag)), ("trials", tried(trials))):
+        before, _, rest = page.partition(f"<!-- {name} -->\n")
+        page = before + f"<!-- {name} -->\n" + "\n".join(lines) + "\n<!-- end -->" + rest.partition("<!-- end -->")[2]
+    PAGE.write_text(page)
+
+
+def accuracy(trials: list[dict], bag: dict) -> list[str]:
+    lines = ["| set | split | tokmix | seeds | bag of words |", "|---|---|---|---|---|"]
+    for name, (shown, split) in SETS.items():
+        scores = [100 * one[split] for one in sorted(trials, key=lambda one: one["seed"]) if one["data"] == name and one["default"]]
+        spread = f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f}"
+        lines.append(
+            f"| {shown} | {split} | {spread} | {', '.join(f'{score:.1f}' for score in scores)} | {100 * bag[name]['accuracy']:.1f} |"
+        )
+    return lines
+
+
+def tried(trials: list[dict]) -> list[str]:
+    """One line for each setting that was tried, the mean over its seeds."""
+    groups: dict[tuple[str, str], list[dict]] = {}
+    for one in trials:
+        groups.setdefault((one["data"], spelled(one)), []).append(one)
+    lines = ["| set | vocabulary and settings | runs | held out | valid | test |", "|---|---|---|---|---|---|"]
+    for (name, settings), runs in sorted(groups.items(), key=lambda item: (list(SETS).index(item[0][0]), item[0][1])):
+        cells = [mean(runs, split) for split in ("held_out", "valid", "test")]
+        lines.append(f"| {SETS[name][0]} | {settings} | {len(runs)} | {' | '.join(cells)} |")
+    return lines
+
+
+def spelled(one: dict) -> str:
+    settings = {key.partition(".")[2]: value for key, value in one["settings"].items()}
+    if one["warm_up"]:
+        settings["pretrain"] = one["warm_up"]["epochs"]
+        settings |= {f"pretrain {key}": value for key, value in one["warm_up"].items() if key != "epochs"}
+    said = ", ".join(f"{key} {value}".replace("|", "\\|") for key, value in settings.items())
+    return f"{one['vocab']:,}" + (f"; {said}" if said else "")
+
+
+def mean(runs: list[dict], split: str) -> str:
+    scores = [one[split] for one in runs if one.get(split) is not None]
+    return f"{100 * statistics.mean(scores):.1f}" if scores else ""
+
+
+if __name__ == "__main__":
+    main()

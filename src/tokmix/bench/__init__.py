@@ -1,0 +1,11 @@
+"""Measurements on this machine: `tokmix bench`. Other machines differ, so compare numbers of one run with each other.
+
+settings.py   what can be asked, and the sizes it means     session.py   one run: clock, ceilings, rows, the JSON file
+clock.py      time and memory of a call                     rule.py      the rule against float64, shared with the tests
+cases.py      the ops; rivals.py  what they are set beside   ops.py, layers.py, decode.py, train.py, train_loop.py
+table.py, draw.py  what is shown                            start.py     what `import tokmix` costs
+"""
+
+from tokmix.bench.start import import_time
+
+__all__ = ["import_time"]

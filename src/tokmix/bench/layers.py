@@ -1,0 +1,114 @@
+"""`tokmix bench layers`: the mixers as layers, projections included, forward and backward with every gradient, beside attention
+at its fastest. A layer's kernels are checked against float64 first, as in `ops`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokmix.bench import rule
+from tokmix.bench.cases import Size, hyper_flops
+from tokmix.bench.clock import Call
+from tokmix.bench.ops import best_of, size_of
+from tokmix.bench.rivals import attention_layers
+from tokmix.bench.rule import Body, Tensors
+from tokmix.bench.session import Session, moved
+from tokmix.mixer import Mixer, create
+from tokmix.ops.dispatch import implementation
+
+WAY = "forward+backward"
+
+
+@dataclass(frozen=True)
+class Made:
+    name: str
+    mixer: str
+    causal: bool
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def layers(dim: int, head: int) -> list[Made]:
+    heads = dim // head
+    found = [
+        Made(f"hypermixing, {said}, {'tied' if tied else 'untied'}", "hypermixing", False, {"tied": tied, "heads": count, "hidden": dim})
+        for said, count in (("one head", 1), (f"heads of {head}", heads))
+        for tied in (True, False)
+    ]
+    found.append(Made(f"hypermixing, causal, heads of {head}", "hypermixing", True, {"heads": heads, "hidden": dim}))
+    found += [Made(f"hsm, {kind}", "hsm", True, {"variant": kind, "shift": 16}) for kind in ("vector", "ab", "gate", "matrix")]
+    found += [Made(name, name, True) for name in ("hypermlp", "hyperglu")]
+    found += [
+        Made(f"linear_attention, {'causal' if causal else 'full'}", "linear_attention", causal, {"heads": heads})
+        for causal in (False, True)
+    ]
+    return [*found, Made("fnet", "fnet", False)]  # fmt: skip
+
+
+def run(session: Session) -> None:
+    session.measure_ceilings()
+    for causal in (False, True):
+        if session.wanted("attention"):
+            candidates = attention_layers(session.asked.dim, causal, session.device)
+            best_of(session, f"attention, {'causal' if causal else 'full'}", candidates, (WAY,))
+    for made in layers(session.asked.dim, session.asked.head):
+        if session.wanted(made.name) and not session.late() and _passes(session, made):
+            for length in session.asked.lengths:
+                if session.late():
+                    return
+                _time(session, made, length)
+
+
+def _build(session: Session, made: Made, length: int) -> Mixer:
+    return create(made.mixer, session.asked.dim, causal=made.causal, max_len=length, **made.options).to(session.device, session.dtype)
+
+
+def as_body(mixer: nn.Module, plainly: bool) -> Body:
+    """The mixer as a function of its weights and x."""
+
+    def body(t: Tensors) -> Tensor:
+        weights = {name: tensor for name, tensor in t.items() if name != "x"}
+        with implementation("reference" if plainly else None):
+            return torch.func.functional_call(mixer, weights, (t["x"],))
+
+    return body
+
+
+def _passes(session: Session, made: Made) -> bool:
+    rows, length = (3, 37) if session.asked.quick else (3, 333)
+    shape = (rows, length, session.asked.dim)
+    try:
+        mixer = _build(session, made, length)
+        given = {"x": torch.randn(shape, device=session.device).to(session.dtype), **dict(mixer.named_parameters())}
+        return session.checked(made.name, shape, rule.check(as_body(mixer, False), as_body(mixer, True), given, session.dtype))
+    except Exception as failure:
+        session.failed(made.name, shape, failure)
+        return False
+
+
+def _time(session: Session, made: Made, length: int) -> None:
+    size = size_of(session, length)
+    row = {"name": made.name, "body": made.mixer, "way": WAY, "N": length, "rows": size.rows, "dim": size.dim, "causal": made.causal}
+    try:
+        mixer = _build(session, made, length)
+        x = torch.randn(size.rows, length, size.dim, device=session.device).to(session.dtype).requires_grad_()
+        call = _both(mixer, x)
+    except Exception as failure:  # one layer that does not work must not end the run
+        session.note(f"{made.name}, N={length}: {type(failure).__name__}: {' '.join(str(failure).split())[:120]}")
+        return
+    session.time(call, row, 3 * _flops(made, mixer, size), moved([x, *mixer.parameters()], x, True))
+
+
+def _both(mixer: Mixer, x: Tensor) -> Call:
+    inputs, dy = [x, *mixer.parameters()], torch.randn_like(x)
+    return lambda: torch.autograd.grad(mixer(x), inputs, dy)
+
+
+def _flops(made: Made, mixer: Mixer, size: Size) -> int:
+    if made.mixer == "hypermixing" and not made.causal:  # of the form with the fewest products, whichever runs
+        return hyper_flops(size, made.options["heads"], made.options["hidden"], made.options["tied"])
+    causal = mixer.cost(size.length).causal
+    assert causal is not None
+    return size.rows * causal

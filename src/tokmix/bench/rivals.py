@@ -1,0 +1,130 @@
+"""What the ops and layers are set beside: softmax attention at its fastest, and flash-linear-attention where it is installed.
+
+Which backend, layout and head size is fastest depends on the card and on the length, so all are tried, at every length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tokmix.bench.cases import Shapes, Size
+from tokmix.bench.rule import Body, Tensors
+
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+HEADS = (128, 64)
+
+
+@dataclass(frozen=True)
+class Rival:
+    name: str
+    causal: bool
+    shapes: Callable[[Size], Shapes]
+    body: Body
+    plain: Body
+    flops: Callable[[Size], int]
+
+
+def softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """As it is defined, in plain torch; [B, H, N, e] each."""
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def attention_flops(size: Size, causal: bool) -> int:
+    """Scores and what is read by them, without the half that a causal mask throws away."""
+    dense = 4 * size.rows * size.length**2 * size.dim
+    return dense * (size.length + 1) // (2 * size.length) if causal else dense
+
+
+def settings(dim: int, device: str) -> Iterator[tuple[str, SDPBackend | None, int]]:
+    """(name, backend, head size) worth trying; on a CPU torch has one body."""
+    for e in [e for e in HEADS if dim % e == 0] or [dim // 2]:
+        for name, backend in BACKENDS.items() if device == "cuda" else [("torch", None)]:
+            yield f"{name}, head {e}", backend, e
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, backend: SDPBackend | None) -> Tensor:
+    if backend is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def attention_cores(dim: int, causal: bool, device: str) -> list[Rival]:
+    """Between the projections: q, k, v as they lie behind a projection [B, N, H, e], or head by head [B, H, N, e]."""
+    found = []
+    for name, backend, e in settings(dim, device):
+        for layout in ("rows", "heads"):
+            heads_first = layout == "heads"
+
+            def shapes(size: Size, e: int = e, heads_first: bool = heads_first) -> Shapes:
+                H = size.dim // e
+                return dict.fromkeys("qkv", (size.rows, H, size.length, e) if heads_first else (size.rows, size.length, H, e))
+
+            def with_op(op: Callable[..., Tensor], heads_first: bool = heads_first) -> Body:
+                def body(t: Tensors) -> Tensor:
+                    q, k, v = (t[key] if heads_first else t[key].transpose(1, 2) for key in "qkv")
+                    return op(q, k, v)
+
+                return body
+
+            ours = with_op(lambda q, k, v, backend=backend: _sdpa(q, k, v, causal, backend))
+            plain = with_op(lambda q, k, v: softmax(q, k, v, causal))
+            found.append(Rival(f"{name}, {layout}", causal, shapes, ours, plain, lambda size: attention_flops(size, causal)))
+    return found
+
+
+def attention_layers(dim: int, causal: bool, device: str) -> list[Rival]:
+    """With its projections: three products, or one whose result is cut in three."""
+    found = []
+    for name, backend, e in settings(dim, device):
+        for fused in (False, True):
+
+            def with_op(op: Callable[..., Tensor], e: int = e, fused: bool = fused) -> Body:
+                def body(t: Tensors) -> Tensor:
+                    B, N, d = t["x"].shape
+                    parts = (t["x"] @ t["W"]).chunk(3, -1) if fused else [t["x"] @ t[key] for key in ("Wq", "Wk", "Wv")]
+                    q, k, v = (part.view(B, N, d // e, e).transpose(1, 2) for part in parts)
+                    return op(q, k, v).transpose(1, 2).reshape(B, N, d) @ t["Wo"]
+
+                return body
+
+            def shapes(size: Size, fused: bool = fused) -> Shapes:
+                d = size.dim
+                maps: Shapes = {"W": (d, 3 * d)} if fused else dict.fromkeys(("Wq", "Wk", "Wv"), (d, d))
+                return {"x": (size.rows, size.length, d), **maps, "Wo": (d, d)}
+
+            ours = with_op(lambda q, k, v, backend=backend: _sdpa(q, k, v, causal, backend))
+            plain = with_op(lambda q, k, v: softmax(q, k, v, causal))
+            flops = lambda size: attention_flops(size, causal) + 8 * size.rows * size.length * size.dim**2
+            found.append(Rival(f"{name}, {'one projection' if fused else 'three projections'}", causal, shapes, ours, plain, flops))
+    return found
+
+
+def linear_attention_core(head: int) -> Rival:
+    """flash-linear-attention's causal linear attention, without its normalisation; ImportError where it is not installed."""
+    try:
+        from fla.ops.linear_attn import chunk_linear_attn
+    except ImportError as error:
+        raise ImportError(f"flash-linear-attention is not installed ({error}): pip install flash-linear-attention") from error
+
+    def body(t: Tensors) -> Tensor:
+        found: Any = chunk_linear_attn(t["q"], t["k"], t["v"], normalize=False)
+        return found[0]
+
+    def plain(t: Tensors) -> Tensor:
+        q, k, v = (t[key].transpose(1, 2) for key in "qkv")
+        return ((q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).tril() @ v).transpose(1, 2)
+
+    shapes: Callable[[Size], Shapes] = lambda size: dict.fromkeys("qkv", (size.rows, size.length, size.heads, size.head))
+    flops: Callable[[Size], int] = lambda size: 4 * size.rows * size.length * size.dim * size.head
+    return Rival(f"linear attention, heads of {head}", True, shapes, body, plain, flops)

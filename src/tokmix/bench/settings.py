@@ -1,0 +1,84 @@
+"""What a benchmark can be asked, and the sizes that stand for what was not said. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tokmix.checks import at_least, one_of
+
+DTYPES = ("bfloat16", "float16", "float32")
+COMPILED = ("none", "one", "all")
+GPU_LENGTHS = (128, 512, 2048, 8192, 32_768, 65_536)
+CPU_LENGTHS = (128, 512, 2048, 4096)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """quick     sizes for a test: numbers without meaning
+    lengths   tokens of a sequence; of the context, for decode
+    tokens    of a call, whatever the length
+    dim       width; head: channels of a head
+    compiled  torch.compile of the references: none, at one length, at all
+    only      parts of names: what holds none of them is left out
+    minutes   start nothing new after that long
+    """
+
+    what: str
+    quick: bool = False
+    lengths: tuple[int, ...] = ()
+    tokens: int = 0
+    dim: int = 0
+    head: int = 0
+    device: str | None = None
+    dtype: str | None = None
+    threads: int | None = None
+    compiled: str | None = None
+    only: tuple[str, ...] = ()
+    minutes: float | None = None
+    out: Path | None = None
+
+    def sized(self, device: str) -> Asked:
+        """Every gap filled for that kind of device."""
+        for name in ("lengths", "tokens", "dim", "threads"):
+            for given in self.lengths if name == "lengths" else [getattr(self, name)] if getattr(self, name) else []:
+                at_least(name, given, 1)
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(f"minutes={self.minutes} should be above 0")
+        if self.dtype is not None:
+            one_of("dtype", self.dtype, DTYPES)
+        if self.compiled is not None:
+            one_of("compiled", self.compiled, COMPILED)
+        gpu = device == "cuda"
+        dim = self.dim or self._dim(gpu)
+        return replace(
+            self,
+            device=device,
+            lengths=tuple(sorted(set(self.lengths))) or self._lengths(gpu),
+            tokens=self.tokens or self._tokens(gpu),
+            dim=dim,
+            head=self.head or (64 if dim % 64 == 0 else dim // 2 if dim % 2 == 0 else dim),
+            dtype=self.dtype or ("bfloat16" if gpu else "float32"),
+            compiled=self.compiled or ("one" if gpu and not self.quick else "none"),
+        )
+
+    def _lengths(self, gpu: bool) -> tuple[int, ...]:
+        if self.quick:
+            return (512, 2048) if gpu else (16, 32)
+        if self.what == "train":
+            return (512, 2048, 8192) if gpu else (128, 512)
+        if self.what == "decode":
+            return (1024, 4096, 16_384, 65_536) if gpu else (1024, 4096)
+        return GPU_LENGTHS if gpu else CPU_LENGTHS
+
+    def _tokens(self, gpu: bool) -> int:
+        if self.quick:
+            return 8192 if gpu else 64
+        return 65_536 if gpu else 4096
+
+    def _dim(self, gpu: bool) -> int:
+        if self.quick and not gpu:
+            return 32
+        if self.what == "decode":
+            return 1024 if gpu else 256
+        return 512

@@ -1,0 +1,222 @@
+"""HyperMLP's kernels put together, backward; see `pull_triton` and `sums_triton` for the data flow.
+
+Queries are taken in stripes: some tiles of queries of a sequence with all keys before them, or some whole short sequences,
+as many as fit the scratch memory. So memory grows with the length, not with its square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from tokmix.ops.dispatch import processors
+from tokmix.ops.hyper_mlp import launch, pull_triton, sums_triton
+from tokmix.ops.hyper_mlp.launch import Parts, Plan, by_token, lined, padded, parts, strides
+
+SCRATCH = 2**28  # bytes; a stripe is one tile of queries at least
+RUN = 16  # tiles of keys of a program
+# Warps and pipeline stages of a program. Of the fastest on an H200 those that gave right numbers there in every case.
+WEIGHTS, SCORES, BACK, BANKS, KEYS = (4, 2), (4, 2), (4, 2), (4, 2), (4, 3)
+DEEP_BANKS = (4, 3)  # for bfloat16 by lag, the case it was checked in
+
+
+class Stripe(NamedTuple):
+    sequences: slice
+    first: int  # tile of queries
+    end: int
+
+    @property
+    def rows(self) -> int:
+        return int(self.sequences.stop - self.sequences.start)
+
+
+def stripes(plan: Plan, tiles_at_once: int) -> Iterator[Stripe]:
+    whole = plan.H * plan.tiles**2
+    if whole <= tiles_at_once:
+        for b in range(0, plan.B, tiles_at_once // whole):
+            yield Stripe(slice(b, min(plan.B, b + tiles_at_once // whole)), 0, plan.tiles)
+        return
+    for b in range(plan.B):
+        end = 0
+        while end < plan.tiles:
+            first, end = end, end + 1
+            while end < plan.tiles and plan.H * (end + 1 - first) * (end + 1) <= tiles_at_once:
+                end += 1
+            yield Stripe(slice(b, b + 1), first, end)
+
+
+class Given(NamedTuple):
+    first: Parts
+    second: Parts
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+    u: Tensor
+    y: Tensor
+    shrink: Tensor
+    delta: Tensor
+    dcontrol1: Tensor  # this and the next are written
+    dcontrol2: Tensor
+
+    def of(self, rows: slice) -> Given:
+        """Some of the sequences."""
+        first, second = (bank if bank.control is None else bank._replace(control=bank.control[rows]) for bank in (self.first, self.second))
+        return Given(first, second, *(x[rows] if x.numel() else x for x in self[2:]))
+
+
+class Gradients:
+    """Sums over all stripes. Banks as [shares, halves, heads, tiles SIDE (, r)]."""
+
+    def __init__(self, plan: Plan, given: Given, tiles_at_once: int):
+        whole = plan.H * plan.tiles**2
+        dtype = plan.dtype if whole <= tiles_at_once else torch.float32  # the former where every key is met in one stripe
+        self.dq, self.dk, self.dv = by_token(given.q), by_token(given.k, torch.zeros, dtype), by_token(given.v, torch.zeros, dtype)
+        wanted = triton.cdiv(2 * processors(plan.device), plan.tiles * plan.H)
+        self.shares = max(1, min(wanted, plan.B, tiles_at_once // whole))
+        self.first = self._room(plan, given.first, plan.score_heads)
+        self.second = self._room(plan, given.second, plan.H)
+
+    def _room(self, plan: Plan, bank: Parts, heads: int) -> list[Tensor]:
+        if bank.down is None:
+            return []
+        shape = (self.shares * (1 + plan.lag), heads, plan.tiles * launch.SIDE)
+        return [torch.zeros(size, device=plan.device) for size in ((*shape, bank.rank), (*shape, bank.rank), shape)]
+
+    def of_bank(self, sums: list[Tensor], T: int, like: tuple[Tensor | None, ...]) -> list[Tensor]:
+        """dA [H, T, r], dB [H, r, T], dp [H, T]"""
+        if not sums:
+            return [self.dq.new_empty(0, dtype=torch.float32) for _ in range(3)]
+        down, up, diagonal = (x.sum(0)[:, :T] for x in sums)
+        return [dx.to(x.dtype).contiguous() for dx, x in zip((down, up.mT, diagonal), like, strict=True) if x is not None]
+
+
+def backward(
+    do: Tensor, o: Tensor, u: Tensor, y: Tensor, shrink: Tensor, q: Tensor, k: Tensor, v: Tensor,
+    down1: Tensor | None, up1: Tensor | None, diagonal1: Tensor | None, control1: Tensor | None,
+    down2: Tensor | None, up2: Tensor | None, diagonal2: Tensor | None, control2: Tensor | None, lag: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Gradients of q, k, v, then A, B, p and s of both banks; empty where there is none."""
+    do, q, k, v = lined(do), lined(q), lined(k), lined(v)
+    first, second = parts(down1, up1, diagonal1, control1), parts(down2, up2, diagonal2, control2)
+    plan = Plan(q, v, first, second, lag)
+    delta = torch.empty_like(shrink)
+    pull_triton.deltas[plan.tiles, plan.B * plan.H](
+        do, o, shrink, delta, plan.T, plan.H, *strides(do, o), plan.f, min(128, padded(plan.f)), launch.SIDE, num_warps=4
+    )
+    dcontrol1 = torch.empty_like(u, dtype=u.dtype if control1 is None else control1.dtype)
+    dcontrol2 = torch.empty_like(y, dtype=y.dtype if control2 is None else control2.dtype)
+    given = Given(first, second, q, k, v, do, u, y, shrink, delta, dcontrol1, dcontrol2)
+    kind = torch.bfloat16 if plan.dtype == torch.bfloat16 else torch.float32
+    buffers = 6 if plan.score_heads > plan.H else 4
+    tiles_at_once = max(plan.H * plan.tiles, SCRATCH // (buffers * kind.itemsize * launch.SIDE**2))
+    found, cuts = Gradients(plan, given, tiles_at_once), list(stripes(plan, tiles_at_once))
+    room = max(cut.rows * plan.H * (cut.end - cut.first) * cut.end for cut in cuts)
+    scratch = torch.empty(buffers, room, launch.SIDE**2, dtype=kind, device=plan.device)
+    for cut in cuts:
+        Pass(plan, cut, scratch, given.of(cut.sequences), found).run()
+    dfirst = found.of_bank(found.first, plan.T, (down1, up1, diagonal1))
+    dsecond = found.of_bank(found.second, plan.T, (down2, up2, diagonal2))
+    return found.dq, found.dk.to(plan.dtype), found.dv.to(plan.dtype), *dfirst, dcontrol1, *dsecond, dcontrol2
+
+
+class Pass:
+    """One stripe."""
+
+    def __init__(self, plan: Plan, stripe: Stripe, scratch: Tensor, given: Given, found: Gradients):
+        self.plan, self.stripe, self.given, self.found = plan, stripe, given, found
+        self.dw, self.z, self.dh, self.a = scratch[:4]
+        self.glu = plan.score_heads > plan.H
+        self.z2, self.dh2 = scratch[4:] if self.glu else (self.z, self.dh)
+        self.tiles, self.size = stripe.end, stripe.end - stripe.first
+        self.runs = triton.cdiv(self.tiles, RUN)
+        self.at = (plan.T, plan.H, stripe.first, self.size, self.runs, self.tiles)
+        self.programs = lambda columns: (self.size * self.runs, stripe.rows * plan.H)
+
+    def run(self) -> None:
+        gs = self.weights()
+        es = self.scores(gs)
+        self.banks(es, gs)
+        self.back(es)
+        self.keys()
+
+    def sums(self, heads: int, width: int) -> tuple[Tensor, Tensor]:
+        """Room for a part of each run, and for what they add up to."""
+        shape = (self.stripe.rows * heads, self.size * launch.SIDE, width)
+        return self.plan.empty(self.runs, *shape), self.plan.empty(*shape)
+
+    def settle(self, bank: Parts, heads: int, part: Tensor, own: Tensor, scaled: Tensor, dcontrol: Tensor) -> None:
+        if bank.control is not None:
+            pull_triton.settle[self.size, self.stripe.rows * heads](
+                part, bank.control, own, scaled, dcontrol, self.plan.T, heads, *self.at[2:5], *strides(bank.control),
+                bank.rank, padded(bank.rank), launch.SIDE,
+            )  # fmt: skip
+
+    def weights(self) -> Tensor:
+        given, rank = self.given, self.given.second.rank
+        part, gs = self.sums(self.plan.H, rank)
+        self.plan.launch(
+            pull_triton.weights, WEIGHTS, self.programs, given.do, given.v, given.second.up, self.dw, part,
+            *self.at, *strides(given.do, given.v), R=rank, RP=padded(rank), RUN=RUN,
+        )  # fmt: skip
+        self.settle(given.second, self.plan.H, part, given.y, gs, given.dcontrol2)
+        return gs
+
+    def scores(self, gs: Tensor) -> Tensor:
+        given, kinds = self.given, self.plan.score_heads
+        part, es = self.sums(kinds, given.first.rank)
+        self.plan.launch(
+            pull_triton.pull_scores, SCORES, self.programs,
+            given.q, given.k, *given.first[1:], given.second.down, given.second.diagonal, given.u, gs, given.shrink, given.delta,
+            self.dw, self.z, self.z2, self.dh, self.dh2, self.a, part, *self.at, *strides(given.q, given.k, given.first.control), RUN=RUN,
+        )  # fmt: skip
+        self.settle(given.first, kinds, part, given.u, es, given.dcontrol1)
+        return es
+
+    def banks(self, es: Tensor, gs: Tensor) -> None:
+        given, found, H, kinds = self.given, self.found, self.plan.H, self.plan.score_heads
+        if found.first:
+            self.bank(given.first, found.first, kinds, 0, self.z, self.dh, es, given.u)
+            if self.glu:
+                self.bank(given.first, found.first, kinds, H, self.z2, self.dh2, es, given.u)
+        if found.second:
+            self.bank(given.second, found.second, H, 0, self.a, self.dw, gs, given.y)
+
+    def bank(self, which: Parts, sums: list[Tensor], heads: int, branch: int, x: Tensor, dx: Tensor, scaled: Tensor, own: Tensor) -> None:
+        plan, shares = self.plan, self.found.shares
+        settings = DEEP_BANKS if plan.lag and plan.dtype == torch.bfloat16 else BANKS
+        plan.launch(
+            sums_triton.banks, settings, lambda columns: (self.tiles, plan.H * shares),
+            x, dx, scaled, own, which.control, *sums, plan.T, plan.H, heads, branch, self.stripe.first, self.size, self.tiles,
+            self.stripe.rows, shares, plan.tiles, *strides(which.control), R=which.rank, RP=padded(which.rank),
+        )  # fmt: skip
+
+    def back(self, es: Tensor) -> None:
+        given, plan, cut = self.given, self.plan, self.stripe
+        dq = plan.empty(self.runs, cut.rows, plan.score_heads, self.size * launch.SIDE, plan.e)
+        plan.launch(
+            pull_triton.back, BACK, self.programs, given.k, given.first.down, given.first.diagonal, *given.second[1:], given.y, es,
+            self.dh, self.dh2, self.a, dq, *self.at, *strides(given.k, given.second.control), RUN=RUN,
+        )  # fmt: skip
+        begin, end = cut.first * launch.SIDE, min(plan.T, cut.end * launch.SIDE)
+        self.found.dq[cut.sequences, :, begin:end] = (dq.sum(0) if self.runs > 1 else dq[0])[:, :, : end - begin]
+
+    def keys(self) -> None:
+        given, found, plan = self.given, self.found, self.plan
+        self.onto_keys(self.dh, given.q, found.dk, 0, plan.loose)
+        if self.glu:
+            self.onto_keys(self.dh2, given.q, found.dk, plan.H, plan.loose)
+        self.onto_keys(self.a, given.do, found.dv, 0, plan.values)
+
+    def onto_keys(self, x: Tensor, by: Tensor, total: Tensor, head: int, how: str) -> None:
+        H, width = self.plan.H, by.shape[3]
+        by, total = by[:, head : head + H], total[self.stripe.sequences, head : head + H]
+        self.plan.launch(
+            sums_triton.keys, KEYS, lambda columns: (self.tiles, self.stripe.rows * H, triton.cdiv(width, columns)),
+            x, by, total, self.plan.T, H, self.stripe.first, self.size, self.tiles, *strides(by, total),
+            F=width, FP=min(128, padded(width)), HOW=how,
+        )  # fmt: skip

@@ -1,0 +1,361 @@
+"""The benchmarks at sizes of a second: what they check, what they refuse, what they write. No test looks at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+from tokmix.bench import rule, table
+from tokmix.bench.cases import Case, Size, cases, draw
+from tokmix.bench.ceilings import floor_us
+from tokmix.bench.clock import Clock, Live
+from tokmix.bench.decode import state_after, stepped
+from tokmix.bench.rivals import attention_cores, attention_layers
+from tokmix.bench.run import run
+from tokmix.bench.session import Session, moved
+from tokmix.bench.settings import Asked
+from tokmix.cli import main
+from tokmix.mixer import create
+from tokmix.ops import shift_mix
+
+SIZE = Size(2, 48, 32, 16)
+CASES = cases(16)
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> object:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def quick(what: str, *more: str, out: Path) -> tuple[int, dict[str, object]]:
+    code = main(["bench", what, "--quick", "--device", "cpu", "--threads", "1", "--out", str(out), *more])
+    return code, json.loads(out.read_text())
+
+
+# --- formulas --------------------------------------------------------------------------------------------------------
+
+
+@each_case
+def test_formulas_of_products_stand_in_reason_to_what_torch_counts(case: Case) -> None:
+    """A formula counts what the op cannot do without: never more than plain torch does, but for the outer products that it does
+    as pointwise work, and never a small part of it."""
+    given = draw(case.shapes(SIZE), torch.float32, "cpu")
+    with FlopCounterMode(display=False) as counter:
+        case.plain(given)
+    found, formula = counter.get_total_flops(), case.flops(SIZE)
+    if case.name.startswith(("hyper_mlp", "hyper_glu")):  # torch multiplies the half that the mask throws away, too
+        assert formula == found * (SIZE.length + 1) // (2 * SIZE.length)
+    elif case.name.startswith("causal"):  # torch sums a chunk's states by a product of its own
+        assert 0 < formula < found
+    elif case.name.startswith("hyper_mix"):
+        assert 0.5 * found <= formula <= found
+    else:
+        assert formula == found
+
+
+def test_with_a_backward_pass_there_are_three_times_the_products() -> None:
+    case = next(case for case in CASES if case.name == "shift_mix, matrix")
+    leaves = {name: tensor.requires_grad_() for name, tensor in draw(case.shapes(SIZE), torch.float32, "cpu").items()}
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.grad(case.plain(leaves).sum(), list(leaves.values()))
+    assert counter.get_total_flops() == 3 * case.flops(SIZE)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_products_of_attention(causal: bool) -> None:
+    for rival in [*attention_cores(32, causal, "cpu"), *attention_layers(32, causal, "cpu")]:
+        with FlopCounterMode(display=False) as counter:
+            rival.plain(draw(rival.shapes(SIZE), torch.float32, "cpu"))
+        scores = 4 * SIZE.rows * SIZE.length**2 * SIZE.dim
+        unused = scores - scores * (SIZE.length + 1) // (2 * SIZE.length) if causal else 0
+        assert rival.flops(SIZE) == counter.get_total_flops() - unused
+
+
+def test_a_shift_moves_five_activations_forward_and_backward() -> None:
+    """Forward x and y, backward x, dy and dx; the weights hardly count."""
+    case = next(case for case in CASES if case.name == "shift_mix, vector")
+    given = draw(case.shapes(SIZE), torch.bfloat16, "cpu")
+    activation, weights = 2 * SIZE.rows * SIZE.length * SIZE.dim, 2 * 2 * SIZE.dim
+    assert moved(list(given.values()), given["x"], backward=True) == 5 * activation + 3 * weights
+    assert moved(list(given.values()), given["x"], backward=False) == 2 * activation + weights
+
+
+def test_the_floor_is_what_binds() -> None:
+    ceilings = {"copy_gbs": 1000.0, "matmul_tflops": 10.0}
+    assert floor_us(ceilings, flops=0, moved=5e9) == pytest.approx(5000)
+    assert floor_us(ceilings, flops=2e12, moved=5e9) == pytest.approx(200_000)
+
+
+# --- clock -----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_what_lives_at_once() -> None:
+    x = torch.randn(1000)
+    with Live() as live:
+        a = x * 2  # 4,000 bytes
+        b = a + 1
+        del a
+        c = b.view(10, 100) * 3  # a view is no memory
+        del b
+    assert live.peak == 8000 and live.now == 4000 and c.shape == (10, 100)
+
+
+def test_a_clock_calls_as_often_as_it_says() -> None:
+    calls = []
+    timing = Clock(seconds=0.0, least=4)(lambda: calls.append(1))
+    assert timing.repeats == 4 and len(calls) == 3 + 4 and timing.how == "clock"
+    assert timing.low <= timing.us <= timing.high
+
+
+# --- the rule --------------------------------------------------------------------------------------------------------
+
+
+@each_case
+def test_every_case_keeps_the_rule(case: Case) -> None:
+    torch.manual_seed(0)
+    verdicts = rule.check(case.body, case.plain, draw(case.shapes(Size(2, 21, 32, 16)), torch.float32, "cpu"), torch.float32)
+    assert all(verdict.holds for verdict in verdicts), [str(verdict) for verdict in verdicts]
+    assert {verdict.what.split(" (")[0] for verdict in verdicts} >= {"y"}
+
+
+def test_a_wrong_gradient_and_a_nan_break_the_rule() -> None:
+    given = {"x": torch.randn(20, 20)}
+    right = lambda t: t["x"] * 2
+    for wrong in (
+        lambda t: t["x"].detach() + t["x"],
+        lambda t: t["x"] * 2 + torch.where(t["x"] > 0, torch.nan, 0),
+        lambda t: t["x"] * 2.001,
+    ):
+        assert not all(verdict.holds for verdict in rule.check(wrong, right, given, torch.float32))
+    assert all(verdict.holds for verdict in rule.check(right, right, given, torch.float32))
+
+
+def test_memory_that_nobody_wrote_is_seen() -> None:
+    def lazy(t: dict[str, Tensor]) -> Tensor:
+        y = torch.empty_like(t["x"])
+        y[1:] = t["x"][1:] * 2
+        return y
+
+    verdicts = rule.check(lazy, lambda t: t["x"] * 2, {"x": torch.randn(300, 1)}, torch.float32)
+    assert not verdicts[0].holds
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_ops_are_checked_timed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = quick("ops", "--only", "attention", "shift_mix, gate", "heads of 16, tied", "hyper_glu", out=tmp_path / "ops.json")
+    printed = capsys.readouterr().out
+    assert code == 0 and found["refused"] == []
+    rows, asked, machine = found["rows"], found["asked"], found["machine"]
+    names = {"attention, full", "attention, causal", "shift_mix, gate", "hyper_mix, heads of 16, tied", "hyper_glu"}
+    assert {row["name"] for row in rows} == names and all(f"\n{name} " in printed for name in names)
+    assert {(row["way"], row["N"]) for row in rows} == {(way, N) for way in ("forward", "forward+backward") for N in asked["lengths"]}
+    numbers = ("us", "low", "high", "wall_us", "gbs", "tflops", "floor_us", "times_floor", "peak_mib", "flops", "bytes", "repeats", "at_s")
+    assert all(row[key] >= 0 for row in rows for key in numbers) and all(row["rows"] * row["N"] == 64 for row in rows)
+    assert {check["name"] for check in found["checks"] if check["passes"]} >= {"shift_mix, gate", "hyper_glu"}
+    assert all({"what", "error", "plain", "allowed"} <= set(verdict) for check in found["checks"] for verdict in check["verdicts"])
+    assert machine["versions"]["torch"] == torch.__version__.split("+")[0] or machine["versions"]["torch"] == torch.__version__
+    assert len(machine["code"]["source_sha256"]) == 64 and "commit" in machine["code"] and machine["threads"] == 1
+    assert set(found["ceilings"]) == {"copy_gbs", "activation_copy_gbs", "matmul_tflops"}
+    assert (tmp_path / "ops.png").stat().st_size > 10_000
+    assert any("flash-linear-attention" in line for line in found["left_out"])
+
+
+@pytest.mark.parametrize("how", ["forward", "backward", "crash"])
+def test_an_op_with_wrong_numbers_is_refused(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = shift_mix.shift_mix
+
+    def wrong(x: Tensor, weights: list[Tensor], shifts: tuple[int, ...]) -> Tensor:
+        if how == "crash":
+            raise RuntimeError("no kernel image")
+        y = right(x, weights, shifts)
+        return y * 1.01 if how == "forward" else y + (weights[0] - weights[0].detach()) * 0.1
+
+    monkeypatch.setattr(shift_mix, "shift_mix", wrong)
+    code, found = quick("ops", "--only", "shift_mix, vector", "shift_mix, matrix", out=tmp_path / "ops.json")
+    assert code == 1 and found["refused"] == ["shift_mix, vector"]  # norm_shift_mix, vector has an op of its own
+    assert {row["name"] for row in found["rows"]} == {"shift_mix, matrix", "norm_shift_mix, vector"}
+    assert "REFUSED shift_mix, vector" in capsys.readouterr().out
+
+
+def test_a_layer_with_wrong_numbers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokmix.layers.hsm import HSM
+    from tokmix.ops import dispatch
+
+    right = HSM.mix_unmoved
+
+    def wrong(self: HSM, x: Tensor, segments: object) -> Tensor | None:
+        y = right(self, x, segments)  # type: ignore[arg-type]
+        return y if y is None or dispatch.forced() == "reference" else y + 0.01
+
+    monkeypatch.setattr(HSM, "mix_unmoved", wrong)
+    code, found = quick("layers", "--only", "hsm, vector", "fnet", out=tmp_path / "layers.json")
+    assert code == 1 and found["refused"] == ["hsm, vector"]
+    assert {row["name"] for row in found["rows"]} == {"fnet"}
+
+
+def test_layers(tmp_path: Path) -> None:
+    code, found = quick("layers", "--lengths", "16", out=tmp_path / "layers.json")
+    assert code == 0 and {row["way"] for row in found["rows"]} == {"forward+backward"}
+    names = {row["name"] for row in found["rows"]}
+    assert len(names) == 16 and {"attention, full", "attention, causal", "hypermlp", "fnet", "hypermixing, causal, heads of 16"} <= names
+    best = table.against_attention(found["rows"])
+    assert all(best(row) == 1 for row in found["rows"] if row["name"].startswith("attention"))
+
+
+def test_decode(tmp_path: Path) -> None:
+    code, found = quick("decode", out=tmp_path / "decode.json")
+    rows = {(row["name"], row["batch"], row["N"]): row for row in found["rows"]}
+    assert code == 0 and len(rows) == 7 * 2 * 2 and found["left_out"] == []
+    for batch in (1, 2):
+        assert rows["attention", batch, 32]["state_bytes"] == 4 * 2 * 32 * 32 + 8  # k and v, and a position
+        assert rows["hypermixing", batch, 16]["state_bytes"] == rows["hypermixing", batch, 32]["state_bytes"]
+        ladder = rows["hsm, ladder", batch, 32]
+        assert ladder["layers"] == 5 and ladder["state_bytes"] == (4 * 31 * 32) / 5 + 8  # shifts 1 + 2 + 4 + 8 + 16
+    assert all(row["us_step"] == pytest.approx(row["us"] / row["tokens"] / row["layers"]) for row in rows.values())
+
+
+@pytest.mark.parametrize("name", ["hsm", "hypermixing", "linear_attention", "attention"])
+def test_a_made_up_state_is_one_that_reading_leaves(name: str) -> None:
+    mixer = create(name, 16, causal=True, max_len=64)
+    x = torch.randn(2, 8, 16)
+    read = mixer.step(x, mixer.init_state(2, x))[1]
+    made = state_after(mixer, 2, 8, x)
+    shapes = lambda state: tree_map(lambda part: (tuple(part.shape), part.dtype), state)
+    assert shapes(made) == shapes(read)
+    call, layers, _ = stepped([mixer], 2, 8)
+    assert layers == 1 and torch.isfinite(call()).all()
+
+
+def test_training(tmp_path: Path) -> None:
+    code, found = quick("train", "--lengths", "16", out=tmp_path / "train.json")
+    assert code == 0 and [(row["model"], row["body"]) for row in found["rows"]] == [("HyperMixer", "eager")] * 2 + [("LM", "eager")] * 2
+    assert all(row["tokens"] == 64 and row["tokens_per_s"] > 0 and row["graph_tokens_per_s"] is None for row in found["rows"])
+    assert sum("attention" in row["name"] and "hsm" not in row["name"] for row in found["rows"]) == 2
+
+
+def test_the_models_are_the_ones_asked_for() -> None:
+    from tokmix.bench.train import models
+    from tokmix.model import Model, ModelConfig
+
+    mixed, lm = models("cuda", quick=False)
+    assert (mixed.stack, mixed.config["dim"]) == ("hypermixing(heads=4, hidden=512)*6", 256)
+    for trained in (mixed, lm):
+        with torch.device("meta"):
+            ours, *others = (
+                Model(ModelConfig(stack=stack, max_len=512, **trained.config)) for stack in (trained.stack, *trained.attention)
+            )
+        assert all(len(other.layers) == len(ours.layers) for other in others)
+
+
+def test_the_training_loop(tmp_path: Path) -> None:
+    code, found = quick("train-loop", out=tmp_path / "loop.json")
+    rows = {(row["name"], row["body"]): row for row in found["rows"]}
+    loops = ("engine", "plain, same reader", "plain, batches in memory")
+    assert code == 0 and set(rows) == {(task, loop) for task in ("classify", "lm") for loop in loops}
+    for task in ("classify", "lm"):
+        assert rows[task, "engine"]["ratio"] == 1
+        plain = rows[task, loops[1]]
+        ratios = sorted(a / b for a, b in zip(rows[task, "engine"]["rates"], plain["rates"], strict=True))
+        assert len(ratios) == plain["turns"] == 3 and plain["ratio"] == pytest.approx(ratios[1])
+
+
+def test_engine_and_plain_loop_read_the_same_batches_and_learn_the_same(tmp_path: Path) -> None:
+    from tokmix.bench import train_loop
+    from tokmix.data.prepare import prepare
+    from tokmix.data.tokens import TokenFiles
+    from tokmix.lab.settings import Settings
+    from tokmix.lab.task import Work
+    from tokmix.lab.world import World
+
+    prepare(train_loop.write_data(tmp_path, "classify", quick=True), tmp_path / "data", progress=False, vocab=300)
+    given = {"train.holdout": 0.0, "train.token_dropout": 0.0, "model.dim": 16, "train.tokens": 256, "model.dropout": 0.0}
+    given |= {"train.lr": 1e-4, "train.average": 0.0, "train.warmup": 0.0, "train.weight_decay": 0.01, "train.beta2": 0.999}
+    work, world = Work(TokenFiles(tmp_path / "data"), Settings.of(None, given | {"train.steps": 1000})), World()
+    engine = train_loop.ByEngine(work, world, tmp_path)
+    plain = train_loop.Plain(work, world.device, train_loop._endless(work, world))
+    assert engine.run(1) == plain.run(1)
+    for a, b in zip(engine.engine.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=3e-6)  # a step of 1e-4; biases decay in one of them
+    assert engine.run(5) == plain.run(5)
+
+
+# --- what is asked ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--lengths", "0"], "lengths=0 is not a whole number of at least 1"),
+        (["--threads", "-1"], "threads=-1"),
+        (["--minutes", "0"], "minutes=0.0 should be above 0"),
+        (["--out", "nowhere/ops.json"], "nowhere is no folder"),
+        (["--out", "ops.txt"], "should name a .json file"),
+    ],
+)
+def test_what_does_not_work_is_said_in_one_line(more: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "ops", "--quick", "--device", "cpu", *more]) == 1
+    said = capsys.readouterr().err
+    assert words in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "ops", "--device", "cuda"]) == 1
+    assert "finds no GPU" in capsys.readouterr().err
+
+
+def test_a_run_out_of_time_says_what_it_left_out(tmp_path: Path) -> None:
+    code, found = quick("ops", "--minutes", "1e-9", out=tmp_path / "ops.json")
+    assert code == 0 and found["rows"] == [] and found["left_out"] == ["everything after 1e-09 minutes"]
+
+
+def test_sizes_by_device() -> None:
+    gpu, cpu = (Asked("ops").sized(device) for device in ("cuda", "cpu"))
+    assert gpu.lengths[0] == cpu.lengths[0] == 128 and gpu.lengths[-1] == 65_536 and cpu.lengths[-1] == 4096
+    assert (gpu.dtype, gpu.compiled, gpu.tokens) == ("bfloat16", "one", 65_536) and (cpu.dtype, cpu.compiled) == ("float32", "none")
+    assert Asked("ops", lengths=(64, 8, 64)).sized("cpu").lengths == (8, 64)
+
+
+def test_a_body_that_fails_does_not_end_a_run() -> None:
+    session = Session(Asked("ops", quick=True, device="cpu"), say=lambda line: None)
+
+    def fails() -> None:
+        raise RuntimeError("no room")
+
+    assert session.time(fails, {"name": "a", "body": "b", "way": "forward", "N": 8}) is None
+    assert session.rows == [] and session.notes == ["a, b, forward, N=8: RuntimeError: no room"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("what", ["ops", "layers", "decode", "train", "train-loop"])
+def test_on_a_gpu(what: str, tmp_path: Path) -> None:
+    session = run(Asked(what, quick=True, device="cuda", out=tmp_path / "found.json"), say=lambda line: None)
+    assert session.rows and not session.refused
+    if what in ("ops", "layers", "decode"):
+        assert {row["how"] for row in session.rows} <= {"graph", "events"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_call_that_cannot_be_captured_is_timed_by_events() -> None:
+    from tokmix.bench.clock import GpuClock
+
+    clock, net = GpuClock(0.01, 2, 3), nn.Linear(64, 64).cuda()
+    x = torch.randn(8, 64, device="cuda")
+    assert clock(lambda: net(x)).how == "graph"
+    assert clock(lambda: float(net(x).sum())).how == "events"  # it asks the device
+    assert clock(lambda: net(x)).how == "graph"
