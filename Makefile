@@ -13,9 +13,9 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto
 
-# System packages that some tests need. None so far: the tests run on Python packages alone.
+# System packages that some tests need: PostgreSQL's server and Chromium.
 test-deps:
-	@echo "no system packages are needed"
+	sh tests/deps.sh
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check src tests

@@ -185,7 +185,6 @@ BAD = {
     "nan label": ("a.csv", b"text,label\na,1\nb,nan\nc,0\n", {}, "line 3: label is nan"),
     "missing label": ("a.csv", b"text,label\na,x\nb,\n", {}, "line 3: column 'label' is empty"),
     "not json": ("a.jsonl", b'{"text": "a", "label": 1}\n{oops\n', {}, "line 2: not JSON"),
-    "json array": ("a.json", b'[\n{"text": "a"}\n]', {}, "one JSON array"),
     "json number": ("a.jsonl", b"7\n", {}, "line 1: int where an object"),
     "json without the label": ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"}\n', {}, "line 2: has no 'label'"),
     "a number for a text": ("a.jsonl", b'{"text": 5, "label": 1}\n', {}, "line 1: column 'text' holds int"),

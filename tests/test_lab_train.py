@@ -64,7 +64,7 @@ def language_model(tmp_path_factory) -> Path:
 
 def test_a_table_becomes_a_model_that_has_learnt(trained):
     record = json.loads((trained / "run" / "model" / "training.json").read_text())
-    assert record["task"] == "classify" and record["labels"] == ["bad", "good"] and record["split"] == "valid"
+    assert record["task"] == "classify" and record["labels"] == ["bad", "good"] and record["split"] == "test"
     assert record["figures"]["accuracy"] > 0.9
     assert record["cost"]["steps"] == json.loads((trained / "run" / "log.jsonl").read_text().splitlines()[-1])["step"]
     assert len(record["selection"]["history"]) >= 6
@@ -85,7 +85,7 @@ def test_the_best_evaluation_is_kept(trained):
 
 def test_evaluating_the_prepared_split_gives_the_reported_figure(trained, capsys):
     record = json.loads((trained / "run" / "model" / "training.json").read_text())
-    found = evaluate.run(trained / "run", trained / "run" / "data", split="valid")
+    found = evaluate.run(trained / "run", trained / "run" / "data")
     assert found["accuracy"] == record["figures"]["accuracy"]
     assert found["confusion"] == record["figures"]["confusion"]
     lines = capsys.readouterr().out.splitlines()

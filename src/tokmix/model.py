@@ -124,12 +124,12 @@ class Model(nn.Module):
         # A post-norm layer ends in a norm of its own.
         self.norm = nn.Identity() if config.layout == "post" else make_norm(config.norm, config.dim)
         self.head = self._head()
-        self._embedding_scale = 1.0
+        self.embedding_scale = 1.0
         if self._tied:
             # As an output matrix the embedding wants small rows (a token should not predict itself at the start),
             # as an input tokens of scale 1, beside which a position code is neither lost nor too loud.
             nn.init.normal_(self.embedding.weight, std=TIED_STD)
-            self._embedding_scale = 1 / TIED_STD
+            self.embedding_scale = 1 / TIED_STD
 
     @property
     def _tied(self) -> bool:
@@ -180,7 +180,7 @@ class Model(nn.Module):
     def _embed(self, ids: Tensor, segments: Segments | None, positions: Tensor) -> Tensor:
         if segments is not None:  # whatever stands at padding need not be a known id
             ids = torch.where(segments.mask, ids, 0)
-        x = self.embedding(ids) * self._embedding_scale
+        x = self.embedding(ids) * self.embedding_scale
         if self.features is not None:
             x = x + self.features(ids, segments)
         return x + self.position_code(positions, x.dtype)

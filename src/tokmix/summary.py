@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
+from tokmix.checks import at_least
 from tokmix.mixer import MODES, Cost, mixer_class, mixers, options
 from tokmix.model import Model, ModelConfig
 
@@ -29,26 +32,47 @@ def list_mixers() -> str:
 
 def show_stack(stack: str, dim: int, length: int, vocab: int, feed_forward: int | str, causal: bool) -> str:
     head = "lm" if causal else "mlm"
-    config = ModelConfig(stack=stack, dim=dim, vocab=vocab, head=head, causal=causal, max_len=length, feed_forward=feed_forward)
+    return show_model(
+        ModelConfig(stack=stack, dim=dim, vocab=vocab, head=head, causal=causal, max_len=length, feed_forward=feed_forward), length
+    )
+
+
+def show_folder(folder: str | Path, length: int | None = None) -> str:
+    """Of a model folder, at its own length unless another is asked for."""
+    from tokmix.lab import modelfolder  # needs more than torch, which a list of mixers does not
+
+    path = modelfolder.find(folder)
+    config = modelfolder.read_config(path)
+    outputs = {"classify": f"{config.classes} classes", "regress": "a score"}.get(config.head, f"{config.vocab:,} tokens")
+    return f"{path}: {config.head}, {outputs}\n{show_model(config, config.max_len if length is None else length)}"
+
+
+def show_model(config: ModelConfig, length: int) -> str:
+    at_least("length", length, 1)
     with torch.device("meta"):
         model = Model(config)
+    if model.limit is not None and length > model.limit:
+        raise ValueError(f"length={length} is more than this model takes: max_len={model.limit}")
     rows = [["layer", "mixer", "parameters", "matmul FLOPs", "pointwise", "state", "reach"]]
     total_cost, total = Cost(), 0
     for number, layer in enumerate(model.layers):
-        count, cost, reach = sum(p.numel() for p in layer.parameters()), layer.cost(length), layer.mixer.reach()
+        count, cost = sum(p.numel() for p in layer.parameters()), layer.cost(length)
         total_cost, total = total_cost + cost, total + count
-        rows.append([str(number), layer.mixer.kind, *_numbers(count, cost), "all" if reach is None else f"{reach:,}"])
-    reach = model.reach()
-    rows.append(["all", f"{len(model.layers)} layers", *_numbers(total, total_cost), "all" if reach is None else f"{reach:,}"])
+        rows.append([str(number), layer.mixer.kind, *_numbers(count, cost), _reach(layer.mixer.reach())])
+    rows.append(["all", f"{len(model.layers)} layers", *_numbers(total, total_cost), _reach(model.reach())])
     whole = model.cost(length)
     notes = [
-        f"{config.stack}: one sequence of {length:,} tokens, forward, width {dim}, feed-forward {config.feed_forward}",
+        f"{config.stack}: one sequence of {length:,} tokens, forward, width {config.dim}, feed-forward {config.feed_forward}",
         table(rows),
         f"with embedding and output: {model.parameter_count():,} parameters, {whole.matmul:,} matmul FLOPs",
     ]
     if whole.causal != whole.matmul:
         notes.append(f"without the masked half of causal scores: {whole.causal:,} matmul FLOPs")
     return "\n".join(notes)
+
+
+def _reach(reach: int | None) -> str:
+    return "all" if reach is None else f"{reach:,}"
 
 
 def _numbers(parameters: int, cost: Cost) -> list[str]:

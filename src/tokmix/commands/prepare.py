@@ -9,7 +9,8 @@ ABOUT = "text -> token files, a tokenizer and a card"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", metavar="DATA", help="csv, tsv, jsonl, parquet, txt (also .gz), a folder of those, or a hub name")
+    kinds = "csv, tsv, jsonl, json, parquet, txt (also .gz), a folder of those, folders of texts by class, or a hub name"
+    parser.add_argument("data", metavar="DATA", help=kinds)
     parser.add_argument("--out", required=True, help="new folder for what is written")
     add_settings(parser, PrepareSettings)
 

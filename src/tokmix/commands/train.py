@@ -7,6 +7,7 @@ from tokmix.arguments import add_settings, said
 from tokmix.commands.common import add_data, add_imports
 from tokmix.lab.settings import GROUPS
 
+WARM_UP = 30  # epochs of --pretrain
 ABOUT = "a table or a pile of text -> a trained, saved, usable model"
 
 
@@ -23,6 +24,10 @@ def add_train_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", help="a .json or .yaml file of settings, or the name of a recipe")
     for short, name, read in (("--stack", "model.stack", str), ("--seed", "train.seed", int), ("--minutes", "train.minutes", float)):
         parser.add_argument(short, dest=name, type=read, default=argparse.SUPPRESS, help=f"short for --{name}", metavar="VALUE")
+    parser.add_argument(
+        "--pretrain", dest="train.pretrain", action="store_const", const=WARM_UP, default=argparse.SUPPRESS,
+        help=f"short for --train.pretrain {WARM_UP}",
+    )  # fmt: skip
     for group, settings in GROUPS.items():
         add_settings(parser, settings, f"{group}.")
 

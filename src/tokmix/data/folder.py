@@ -27,8 +27,8 @@ def new_folder(out: Path) -> Iterator[Path]:
         sync_folder(out.parent)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise OSError(error.errno, f"no space left for {out}; what was written of it has been removed") from None
+        if out_of_space(error):
+            raise OSError(errno.ENOSPC, f"no space left for {out}; what was written of it has been removed") from None
         raise
     finally:
         if lock is not None:
@@ -38,6 +38,18 @@ def new_folder(out: Path) -> Iterator[Path]:
 def check_free(out: Path) -> None:
     if out.exists() or out.is_symlink():
         raise ValueError(f"{out} exists already; nothing is overwritten: name another folder, or remove it")
+    for above in out.parents:
+        if above.exists():
+            if not above.is_dir():
+                raise ValueError(f"{out} cannot be made: {above} is a file")
+            return
+
+
+def out_of_space(error: BaseException) -> bool:
+    """Also where a library says it in words of its own."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
 def write_text(path: Path, text: str) -> None:

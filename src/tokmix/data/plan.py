@@ -9,7 +9,7 @@ from tokmix.data import documents
 from tokmix.data.columns import Columns, Targets, choose_columns
 from tokmix.data.progress import Advance
 from tokmix.data.read import Part, Text
-from tokmix.data.rows import Example, LeftOut, examples
+from tokmix.data.rows import Example, LeftOut, examples, no_label
 from tokmix.data.settings import PrepareSettings
 from tokmix.data.split import check_shares, place
 
@@ -44,14 +44,21 @@ class Plan:
         columns = choose_columns(
             main.name, main.columns(), task=asked.task, text=asked.text, label=asked.label, split=asked.split_column, group=asked.group
         )
-        # Published test sets often come without labels: that is no reason to refuse the rest.
-        unlabelled = [
-            part for part in self.parts if part.split in ("valid", "test") and columns.target and columns.target not in part.columns()
-        ]
-        for part in unlabelled:
-            self.warnings.append(f"{part.name} has no column {columns.target!r}: left out")
-        self.parts = [part for part in self.parts if part not in unlabelled]
+        self.parts = [part for part in self.parts if not self._is_unlabelled(part, columns.target)]
         return columns
+
+    def _is_unlabelled(self, part: Part, target: str | None) -> bool:
+        """Published test sets often come without labels: that is no reason to refuse the rest."""
+        if target is None or part.split not in ("valid", "test"):
+            return False
+        if target not in part.columns():
+            self.warnings.append(f"{part.name} has no column {target!r}: left out")
+            return True
+        train = [other for other in self.parts if other.split == "train"]
+        if train and (said := no_label(part, target, train)) is not None:
+            self.warnings.append(f"{part.name} has no labels ({target!r} is {said!r} throughout): left out")
+            return True
+        return False
 
     def _splits_are_given(self) -> bool:
         if self.asked.into is not None or self.asked.resplit:

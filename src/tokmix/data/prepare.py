@@ -34,7 +34,9 @@ def prepare(source: str | Path, out: str | Path, *, progress: bool | None = None
     asked = PrepareSettings.of(**settings)
     check_free(Path(out))
     header = [name.strip() for name in asked.header.split(",")] if asked.header else None
-    parts = open_source(source, format=asked.format, pattern=asked.pattern, header=header, encoding=asked.encoding, subset=asked.subset)
+    parts = open_source(
+        source, format=asked.format, pattern=asked.pattern, header=header, encoding=asked.encoding, subset=asked.subset, task=asked.task
+    )
     plan = Plan(parts, asked)
     with Progress(progress) as bars:
         with bars.stage("looking") as advance:
@@ -103,7 +105,9 @@ def _tokenizer(plan: Plan, bars: Progress) -> tuple[str, Any]:
                 if split == (plan.asked.into or "train") and (sampled >= 1 or int(mix(key, 1)) < sampled * 2**64):
                     yield from row
 
-    return kind, train_tokenizer(kind, texts, plan.asked.vocab, plan.asked.lowercase)
+    # Whole words pay where a row is told by a few of them: docs/lab.md.
+    vocab = plan.asked.vocab or (8192 if plan.task == "lm" else 16384)
+    return kind, train_tokenizer(kind, texts, vocab, plan.asked.lowercase)
 
 
 def _write_rows(plan: Plan, writers: dict[str, SplitWriter], encoder: Encoder, left_out: LeftOut, bars: Progress) -> None:

@@ -119,39 +119,6 @@ class Delimited(File):
         return "," if "," in first else max(",;\t", key=first.count)
 
 
-class JsonLines(File):
-    def columns(self) -> list[str]:
-        for _, row in self._objects():
-            return list(row)
-        raise ValueError(f"{self.name} is empty")
-
-    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
-        names = self.columns()
-        for column in columns:
-            place(self.name, names, column)
-        for number, row in self._objects():
-            missing = [column for column in columns if column not in row]
-            if missing:
-                raise ValueError(f"{self.where(number)}: has no {missing[0]!r}; it has {', '.join(row)}")
-            yield number, [row[column] for column in columns]
-
-    def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        for number, line in lines(self.path, self.encoding):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                if number == 1 and line.lstrip().startswith("["):
-                    raise ValueError(f"{self.name} is one JSON array; write one object a line (jsonl)") from None
-                raise ValueError(f"{self.where(number)}: not JSON ({error.msg})") from None
-            if not isinstance(row, dict):
-                raise ValueError(f'{self.where(number)}: {type(row).__name__} where an object such as {{"text": ...}} was expected')
-            if "\\ud" in line.lower():  # half of a surrogate pair is valid JSON and invalid text
-                row = {key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for key, value in row.items()}
-            yield number, row
-
-
 class Parquet(File):
     unit = "row"
 
@@ -201,7 +168,9 @@ def place(name: str, columns: Sequence[str], column: str) -> int:
 def open_file(path: Path, name: str, split: str | None, format: str, encoding: str, header: Sequence[str] | None) -> Part:
     if format in ("csv", "tsv"):
         return Delimited(path, name, split, encoding, format == "tsv", header)
-    kinds: dict[str, Callable[..., Part]] = {"jsonl": JsonLines, "parquet": Parquet, "txt": Text}
+    from tokmix.data.jsonrows import open_json
+
+    kinds: dict[str, Callable[..., Part]] = {"jsonl": open_json, "parquet": Parquet, "txt": Text}
     one_of("format", format, ["csv", "tsv", *kinds])
     return kinds[format](path, name, split, encoding)
 
@@ -214,8 +183,11 @@ def open_source(
     header: Sequence[str] | None = None,
     encoding: str = "utf-8",
     subset: str | None = None,
+    task: str | None = None,
 ) -> list[Part]:
-    """The parts of a file, a folder of files, a Hugging Face data set folder, or (where nothing has that path) a hub name."""
+    """The parts of a file, a folder of files, a Hugging Face data set folder, or (where nothing has that path) a hub name.
+
+    A folder of texts sorted into folders by class is a table, unless the task asked for is another one."""
     path = Path(source)
     if path.is_file():
         found = [path]
@@ -225,6 +197,8 @@ def open_source(
         if hub.is_saved(path):
             return hub.saved(path)
         found = _files(path, format, pattern)
+        if classes := _by_class(path, found, encoding, task, format, pattern):
+            return classes
     else:
         if path.exists() or path.suffix.lower() in {*FORMATS, ".gz"} or path.is_absolute() or str(source).count("/") > 1:
             raise ValueError(f"no file or folder {str(source)!r}{_beside(path)}")
@@ -235,6 +209,19 @@ def open_source(
     if len({isinstance(part, Text) for part in parts}) > 1:
         raise ValueError(f"{source} holds both tables and plain text; name one kind with pattern, for instance pattern='*.csv'")
     return parts
+
+
+def _by_class(
+    root: Path, found: Sequence[Path], encoding: str, task: str | None, format: str | None, pattern: str | None
+) -> list[Part] | None:
+    """With a pattern it has to be asked for: a tree of sources is sorted into folders too, and not by class."""
+    if task != "classify" and (task is not None or pattern is not None):
+        return None
+    if any((format or format_of(file) or "txt") != "txt" for file in found):
+        return None
+    from tokmix.data.classfolders import class_folders
+
+    return class_folders(root, found, encoding)
 
 
 def format_of(path: Path) -> str | None:

@@ -9,6 +9,7 @@ from tokmix.data.columns import Columns
 from tokmix.data.read import UNLABELLED, Part
 from tokmix.data.split import split_of_name, text_key
 
+NOTHING = ("", "-1", "-1.0", "-", "?")  # how data sets write a label that they keep to themselves
 Chooser = Callable[[str | None, int], str]  # (the split a row was given in, its group's or text's key) -> its split
 
 
@@ -82,3 +83,17 @@ def _given(part: Part, number: int, column: str, value: Any) -> str:
     if split is None:
         raise ValueError(f"{part.where(number)}: column {column!r} is {value!r}; a split is train, valid (or validation, dev) or test")
     return split
+
+
+def no_label(part: Part, column: str, train: Sequence[Part]) -> str | None:
+    """What stands in the label column of a part without labels: one and the same sign of nothing, which train does not have; else None."""
+    labels = _labels(part, column)
+    first = next(labels, None)
+    if first not in NOTHING or any(label != first for label in labels):
+        return None
+    return first if not first or all(label != first for other in train for label in _labels(other, column)) else None
+
+
+def _labels(part: Part, column: str) -> Iterator[str]:
+    for _, (value,) in part.rows([column]):
+        yield "" if value is None or value is UNLABELLED else str(value).strip()

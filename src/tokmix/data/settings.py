@@ -25,7 +25,9 @@ class PrepareSettings:
     valid: float | None = None  # share of valid where no splits are given; None: a tenth, less for large data
     test: float | None = None
     tokenizer: str | None = None  # wordpiece, bpe, bytes, or a tokenizer.json; None: wordpiece for rows, bpe for lm
-    vocab: int = 8192  # of a tokenizer that is trained; it may end smaller where the text has less to offer
+    vocab: int | None = (
+        None  # of a tokenizer that is trained; it may end smaller where the text has less to offer; None: 16384 for rows, 8192 for lm
+    )
     lowercase: bool = True  # wordpiece only
     max_len: int = 512  # tokens of a row, special ones included; a running text is not cut
     long: Literal["truncate", "refuse"] = "truncate"  # what to do with a longer row
@@ -35,7 +37,7 @@ class PrepareSettings:
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(PrepareSettings).items():
             typed(name, getattr(self, name), hint)
-        at_least("vocab", self.vocab, 2)
+        at_least("vocab", 2 if self.vocab is None else self.vocab, 2)
         at_least("max_len", self.max_len, 4)
         at_least("shard_tokens", self.shard_tokens, 1)
 

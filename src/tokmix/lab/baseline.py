@@ -19,25 +19,35 @@ def available() -> bool:
     return importlib.util.find_spec("sklearn") is not None
 
 
-def words(split: TokenSplit, tokenizer: Any, chunk: int = 4096) -> list[str]:
+def words(split: TokenSplit, tokenizer: Any, rows: np.ndarray | None = None, chunk: int = 4096) -> list[str]:
+    """The texts of these rows, or of all."""
     texts: list[str] = []
-    for start in range(0, len(split), chunk):
-        rows = np.arange(start, min(start + chunk, len(split)))
-        ids, lengths = split.rows(rows)
+    chosen = np.arange(len(split)) if rows is None else rows
+    for start in range(0, len(chosen), chunk):
+        ids, lengths = split.rows(chosen[start : start + chunk])
         texts += tokenizer.decode_batch([part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])])
     return texts
 
 
-def bag_of_words(files: TokenFiles, split: str) -> dict[str, Any]:
-    """Fitted on train -> accuracy on `split`, and the seconds it took."""
+def predictions(files: TokenFiles, split: str, rows: np.ndarray | None = None) -> tuple[np.ndarray, int]:
+    """Fitted on these rows of train, or on all of it -> (classes predicted for `split`, number of features)."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
-    began, tokenizer = time.monotonic(), files.tokenizer()
+    tokenizer, train = files.tokenizer(), files["train"]
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\w+|[^\w\s]")
-    train, wanted = files["train"], files[split].targets
-    assert train.targets is not None and wanted is not None
-    features = vectorizer.fit_transform(words(train, tokenizer))
-    classifier = LogisticRegression(C=10.0, max_iter=300).fit(features, np.asarray(train.targets))
-    predicted = classifier.predict(vectorizer.transform(words(files[split], tokenizer)))
-    return {"accuracy": float((predicted == wanted).mean()), "features": int(features.shape[1]), "seconds": time.monotonic() - began}
+    assert train.targets is not None
+    wanted = np.asarray(train.targets if rows is None else train.targets[rows])
+    features = vectorizer.fit_transform(words(train, tokenizer, rows))
+    if len(np.unique(wanted)) == 1:  # nothing to tell apart
+        return np.full(len(files[split]), wanted[0]), int(features.shape[1])
+    classifier = LogisticRegression(C=10.0, max_iter=300).fit(features, wanted)
+    return classifier.predict(vectorizer.transform(words(files[split], tokenizer))), int(features.shape[1])
+
+
+def bag_of_words(files: TokenFiles, split: str) -> dict[str, Any]:
+    """Fitted on train -> accuracy on `split`, and the seconds it took."""
+    began, wanted = time.monotonic(), files[split].targets
+    assert wanted is not None
+    predicted, features = predictions(files, split)
+    return {"accuracy": float((predicted == wanted).mean()), "features": features, "seconds": time.monotonic() - began}

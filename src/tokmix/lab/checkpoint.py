@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from tokmix.data.extra import need
-from tokmix.data.folder import sync_folder
+from tokmix.data.folder import out_of_space, sync_folder
 
 FORMAT = "tokmix-checkpoint"
 VERSION = 1
@@ -78,8 +78,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, str]) 
         sync_folder(path.parent)
     except Exception as error:
         partial.unlink(missing_ok=True)
-        number = getattr(error, "errno", None)
-        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "No space left" in str(error):
+        if out_of_space(error):
             raise OSError(errno.ENOSPC, f"no space left for {path}; what was saved before is untouched") from None
         raise
 

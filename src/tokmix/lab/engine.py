@@ -19,18 +19,23 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokmix.data.batches import Batch
 from tokmix.data.order import number
+from tokmix.lab.ahead import Ahead
 from tokmix.lab.checkpoint import Checkpoints
+from tokmix.lab.meter import Meter
 from tokmix.lab.schedule import learning_rate, on_signal, planned_steps
+from tokmix.lab.spread import spread
 from tokmix.lab.task import Work
 from tokmix.lab.world import World
 
 
 class Diverged(ValueError):
     """The loss or the gradient is no finite number."""
+
+    cost: dict[str, Any] | None = None  # what the run had cost by then, where train.run raised it
 
 
 class Interrupted(KeyboardInterrupt):
@@ -50,21 +55,27 @@ class Progress:
     best_score: float | None = None
     best_step: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)  # one entry an evaluation
+    measured: dict[str, Any] = field(default_factory=dict)  # wall time, memory and energy so far: see meter.py
 
 
 class Engine:
     def __init__(self, work: Work, world: World, checkpoints: Checkpoints, log: Callable[[dict[str, Any]], None] = lambda entry: None):
         self.work, self.world, self.checkpoints, self.log, self.train = work, world, checkpoints, log, work.train
         self.model = work.build(world.device)
+        self.spread = spread(work.train.shard, world)
+        self.spread.place(self.model)
         self.batches, self.held = work.train_batches(world), work.held_batches(world)
+        self.ahead = Ahead(work.train_batches(world), depth=2 if world.device.type == "cuda" else 0)
         self.parameters = list(self.model.parameters())
         self.optimizer = self._optimizer()
         self.best: dict[str, Tensor] | None = None
-        self.average = [parameter.detach().clone() for parameter in self.parameters] if work.train.average else []
+        self.average = [parameter.detach().clone() for parameter in self.parameters] if work.average else []
         self.most = planned_steps(work, world)
         self.progress = Progress(total=self.most)
+        self.log_steps = work.train.log_steps or (50 if world.device.type == "cuda" else 10)
         self.recent: list[Tensor] = []  # [loss, gradient norm] of the steps since the last look
         self.stop = False
+        self.meter = Meter(world.device)
 
     def _optimizer(self) -> torch.optim.Optimizer:
         """Vectors (biases, norms, gains) do not decay."""
@@ -75,12 +86,27 @@ class Engine:
         ]
         return torch.optim.AdamW([g for g in groups if g["params"]], lr=self.work.lr, betas=(0.9, train.beta2), fused=True)  # type: ignore[arg-type]
 
+    @torch.no_grad()
+    def begin_with(self, weights: dict[str, Tensor]) -> None:
+        """In place of fresh weights those of a warm-up."""
+        known = self.model.state_dict()
+        for name, full in weights.items():
+            known[name].copy_(self.spread.like(known[name], full))
+        self.average = [parameter.detach().clone() for parameter in self.parameters] if self.average else []
+
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
         self.look()  # a checkpoint is good: nothing that diverged is ever saved
+        self.meter.sample(now=True)
+        self.progress.measured = self.meter.totals(self.world.gather(self.meter.own()))
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in self._tensors().items():
+            full = self.spread.whole(tensor)  # every rank takes part, the first one keeps it
+            if self.world.first:
+                tensors[name] = full.cpu()
         if self.world.first:
-            self.checkpoints.save(self.progress.step, self._tensors(), asdict(self.progress))
+            self.checkpoints.save(self.progress.step, tensors, asdict(self.progress))
         self.world.wait()
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -100,18 +126,20 @@ class Engine:
             return False
         tensors, state = found
         self.progress = Progress(**state)
-        self.model.load_state_dict(_part(tensors, "weights."))
+        self.meter.resume(self.progress.measured)
+        known = self.model.state_dict()
+        self.model.load_state_dict({name: self.spread.like(known[name], full) for name, full in _part(tensors, "weights.").items()})
         first, second = _part(tensors, "first."), _part(tensors, "second.")
         for name, parameter in self.model.named_parameters():
             if name in first:
                 done = torch.tensor(float(self.progress.step), device=parameter.device)
-                moments = {"exp_avg": torch.empty_like(parameter).copy_(first[name]), "exp_avg_sq": torch.empty_like(parameter)}
-                moments["exp_avg_sq"].copy_(second[name])
-                self.optimizer.state[parameter] = {"step": done, **moments}
+                moments = {"exp_avg": first[name], "exp_avg_sq": second[name]}
+                laid = {key: torch.empty_like(parameter).copy_(self.spread.like(parameter, full)) for key, full in moments.items()}
+                self.optimizer.state[parameter] = {"step": done, **laid}
         means = _part(tensors, "average.")
         for (name, _), mean in zip(self.model.named_parameters(), self.average, strict=bool(self.average)):
-            mean.copy_(means[name])
-        self.best = {name: tensor.clone() for name, tensor in _part(tensors, "best.").items()} or None
+            mean.copy_(self.spread.like(mean, means[name]))
+        self.best = {name: self.spread.like(known[name], full).clone() for name, full in _part(tensors, "best.").items()} or None
         return True
 
     # --- the run -----------------------------------------------------------------------------------------------------
@@ -119,15 +147,18 @@ class Engine:
     def run(self) -> Progress:
         """Train to the end; afterwards the model holds the best weights."""
         progress, saved = self.progress, time.monotonic()
+        if progress.step < progress.total:
+            self.meter.start()
         with on_signal(self._ask_to_stop):
             while progress.step < progress.total:
                 began = time.monotonic()
                 self.step()
-                if progress.step % self.train.log_steps == 0 or progress.step == progress.total:
+                if progress.step % self.log_steps == 0 or progress.step == progress.total:
                     self._note()
                 if self._evaluation_due():
                     self.evaluate()
                 progress.seconds += time.monotonic() - began
+                self.meter.sample()
                 if self.train.minutes is not None:
                     self._fit_to_clock()
                 stop, late = self.world.agree((self.stop, time.monotonic() - saved > self.train.save_seconds))
@@ -155,21 +186,17 @@ class Engine:
     def step(self) -> None:
         """One step of the optimizer."""
         progress, train = self.progress, self.train
-        while progress.inner >= self.batches.steps(progress.epoch):
-            progress.epoch, progress.inner = progress.epoch + 1, 0
-        batch = self.batches.batch(progress.epoch, progress.inner)
+        (progress.epoch, progress.inner), batch = self.ahead.take(progress.epoch, progress.inner)
         torch.manual_seed(number(train.seed, progress.step, self.world.rank, 3) >> 1)
         lr = learning_rate(progress.step, progress.total, self.work.lr, train.warmup, train.final_lr)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad()
-        loss = self._loss(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        loss = self.world.sum_gradients(self.parameters, loss.detach())
-        norm = nn.utils.clip_grad_norm_(self.parameters, train.clip or math.inf)
+        loss = self.spread.backward(self._loss(batch), self.parameters)
+        norm = self.spread.clip(self.parameters, train.clip)
         self.optimizer.step()
         if self.average:
-            keep = min(train.average, (1 + progress.step) / (10 + progress.step))  # the first weights are soon forgotten
+            keep = min(self.work.average, (1 + progress.step) / (10 + progress.step))  # the first weights are soon forgotten
             torch._foreach_lerp_(self.average, [parameter.detach() for parameter in self.parameters], 1 - keep)
         self.recent.append(torch.stack([loss.float(), norm.float()]))
         if self.world.device.type == "cpu" and not bool(torch.isfinite(self.recent[-1]).all()):
@@ -210,7 +237,8 @@ class Engine:
         progress = self.progress
         if losses:
             self.log({"step": progress.step, "total": progress.total, "epoch": progress.epoch, "loss": sum(losses) / len(losses),
-                      "losses": losses, "tokens": progress.tokens, "seconds": progress.seconds})  # fmt: skip
+                      "losses": losses, "tokens": progress.tokens, "seconds": progress.seconds,
+                      **self.meter.brief()})  # fmt: skip
 
     def _evaluation_due(self) -> bool:
         done, total, often = self.progress.step, self.progress.total, self.train.evaluations

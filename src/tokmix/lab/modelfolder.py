@@ -14,7 +14,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,17 @@ def save(out: Path, model: Model, card: Card, tokenizer: Path, record: dict[str,
     """The new folder `out`; on any failure there is none."""
     hf = _hf()
     task, roles = model.config.head, card.tokenizer["roles"]
-    kinds = {"lm": hf.TokmixForCausalLM, "mlm": hf.TokmixForMaskedLM}
     names = {"id2label": dict(enumerate(card.labels)), "label2id": {label: i for i, label in enumerate(card.labels)}}
     ids = {f"{name}_token_id": roles[role] for name, role in (("pad", "pad"), ("eos", "eot"), ("bos", "eot")) if role in roles}
     config = hf.TokmixConfig.from_core(model.config, **(names if task == "classify" else {}), **(ids if task == "lm" else {}))
-    wrapped = kinds.get(task, hf.TokmixForSequenceClassification)(config)
+    wrapped = hf.MODELS[task](config)
     wrapped.core.load_state_dict({name: tensor.detach().cpu() for name, tensor in model.state_dict().items()})
     with new_folder(out) as folder:
         with _no_bars():
             wrapped.save_pretrained(folder)
-        hf.wrap_tokenizer(load_tokenizer(tokenizer), roles, max_len=model.config.max_len, left=task == "lm").save_pretrained(folder)
+        # A language model continues at the right; the fill-mask pipeline reads [MASK] from its text, which elsewhere stays text.
+        words = {"max_len": model.config.max_len, "left": task == "lm", "spelled": task == "mlm"}
+        hf.wrap_tokenizer(load_tokenizer(tokenizer), roles, **words).save_pretrained(folder)
         shutil.copyfile(tokenizer, folder / "tokenizer.json")
         write_text(folder / RECORD, json.dumps({"format": FORMAT, "version": VERSION, **record}, indent=1, ensure_ascii=False) + "\n")
         write_text(folder / "README.md", readme)
@@ -124,14 +125,26 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Trained:
         raise ValueError(f"{path / RECORD} does not describe a trained model")
     if record.get("version") != VERSION:
         raise ValueError(f"{path / RECORD} has format version {record.get('version')!r}; this tokmix reads version {VERSION}")
-    for name in ("task", "labels", "tokenizer", "columns", "stream"):
-        if name not in record:
-            raise ValueError(f"{path} is damaged: {RECORD} has no {name!r}")
-    model = Model(_config(path)).to(device)
+    config = read_config(path)
+    _check(path, record, config)
+    model = Model(config).to(device)
     _fill(model, path)
     if not (path / "tokenizer.json").is_file():
         raise ValueError(f"{path} is damaged: tokenizer.json is missing")
     return Trained(path, model.eval(), load_tokenizer(path), record)
+
+
+def _check(path: Path, record: dict[str, Any], config: ModelConfig) -> None:
+    """Whether the record holds what is read from it, and is one of this model."""
+    for name, kind in (("task", str), ("labels", list), ("tokenizer", dict), ("columns", dict), ("stream", bool)):
+        if not isinstance(record.get(name), kind):
+            raise ValueError(f"{path} is damaged: {RECORD} has no {name!r}" + (" that can be read" if name in record else ""))
+    if not isinstance(record["tokenizer"].get("roles"), dict):
+        raise ValueError(f"{path} is damaged: {RECORD} does not say which tokens are special")
+    if record["task"] != config.head:
+        raise ValueError(f"{path} is damaged: {RECORD} is of a model for {record['task']}, config.json of one for {config.head}")
+    if config.head == "classify" and len(record["labels"]) != config.classes:
+        raise ValueError(f"{path} is damaged: {RECORD} names {len(record['labels'])} classes, config.json counts {config.classes}")
 
 
 def _json(path: Path, name: str) -> dict[str, Any]:
@@ -146,16 +159,20 @@ def _json(path: Path, name: str) -> dict[str, Any]:
     return known
 
 
-def _config(path: Path) -> ModelConfig:
+def read_config(path: Path) -> ModelConfig:
     known = _json(path, "config.json")
     if known.get("format_version") != CONFIG_VERSION:
         raise ValueError(
             f"{path / 'config.json'} has format version {known.get('format_version')!r}; this tokmix reads version {CONFIG_VERSION}"
         )
-    missing = [one.name for one in fields(ModelConfig) if one.name not in known]
+    missing = [one.name for one in fields(ModelConfig) if one.default is MISSING and one.name not in known]
     if missing:
         raise ValueError(f"{path} is damaged: config.json has no {missing[0]!r}")
-    return ModelConfig(**{one.name: known[one.name] for one in fields(ModelConfig)})
+    try:
+        return ModelConfig(**{one.name: known[one.name] for one in fields(ModelConfig) if one.name in known})
+    except ValueError as error:
+        hint = "; a mixer of your own is made known with --import FILE.py" if "unknown mixer" in str(error) else ""
+        raise ValueError(f"{path / 'config.json'}: {error}{hint}") from None
 
 
 def _fill(model: Model, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -27,11 +28,17 @@ class Log:
 
     def open(self, step: int) -> None:
         """Keep what was logged up to that step: what came after it will come again."""
-        kept = [line for line in _lines(self.path) if json.loads(line)["step"] <= step]
+        entries = [(line, json.loads(line)) for line in _lines(self.path)]
+        kept = [line for line, entry in entries if entry["step"] <= step and "cost" not in entry]
         self.path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - held as long as the run
         if not self.quiet and sys.stderr.isatty():
             self.bar = _bar()
+
+    def add_cost(self, step: int, epoch: int, cost: dict[str, Any]) -> None:
+        """The last line of a log."""
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "total": step, "epoch": epoch, "cost": cost}) + "\n")
 
     def close(self) -> None:
         if self.file is not None:
@@ -63,7 +70,9 @@ class Log:
         return f"{(entry['tokens'] - tokens) / seconds:,.0f} tokens/s  {clock(left)} left"
 
     def _show(self, entry: dict[str, Any]) -> None:
-        line = f"step {entry['step']:>6}/{entry['total']}  epoch {entry['epoch'] + 1}  loss {self.loss:.4f}"
+        line = f"step {entry['step']:>6}/{entry['total']}  epoch {entry['epoch'] + 1}" + (
+            "" if math.isnan(self.loss) else f"  loss {self.loss:.4f}"
+        )
         line += f"  held out: {self.held}" if self.held else ""
         line += f"  {self.pace}" if getattr(self, "pace", "") else ""
         if self.bar is not None:
@@ -95,6 +104,21 @@ def _bar() -> Any:
 def clock(seconds: float) -> str:
     whole = max(0, round(seconds))
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}" if whole >= 3600 else f"{whole // 60}:{whole % 60:02d}"
+
+
+def factors(cost: dict[str, Any]) -> str:
+    """Cost(R) = E · D · H in one line."""
+    e, d, h = cost["flops_training"], cost["examples"], cost.get("trials", 1)
+    return f"Cost(R) = E · D · H = {e:,} FLOPs · {d:,} examples · {h} {'trial' if h == 1 else 'trials'} = {e * d * h:.3e} FLOPs"
+
+
+def measured(cost: dict[str, Any]) -> str:
+    """Memory and energy in words; what was not measured is called so."""
+    peak, energy = cost.get("peak_memory_bytes"), cost.get("energy_joules")
+    memory = "peak memory not measured" if peak is None else f"peak memory {peak / 2**20:,.0f} MiB ({cost['peak_memory_of']})"
+    note = f" ({cost['energy_note']})" if cost.get("energy_note") else ""
+    joules = f"energy not measured{note}" if energy is None else f"energy {energy:,.1f} J by {cost['energy_source']}{note}"
+    return f"{memory}, {joules}"
 
 
 def draw_curve(log: Path, path: Path, task: str, say: Callable[[str], None]) -> Path | None:
@@ -147,15 +171,22 @@ def model_card(record: dict[str, Any]) -> str:
         lines += ["", *(f"- {name}: {value:.4f}" for name, value in figures.items() if isinstance(value, float))]
     else:
         lines.append("There was no split to report on.")
-    if record["baseline"]:
-        lines.append(
-            f"- a bag of words (TF-IDF 1-2 grams, logistic regression) on the same rows: accuracy {record['baseline']['accuracy']:.4f}"
-        )
+    simple = record["baseline"]
+    if simple and "bits_per_byte" in simple:
+        lines.append(f"- a byte n-gram model of order {simple['order']} on the same text: {simple['bits_per_byte']:.4f} bits per byte")
+    elif simple:
+        lines.append(f"- a bag of words (TF-IDF 1-2 grams, logistic regression) on the same rows: accuracy {simple['accuracy']:.4f}")
     lines += [
         "", "## Cost", "",
         f"- {cost['parameters']:,} parameters",
         f"- {cost['flops']:,} FLOPs a forward pass of {cost['length']} tokens",
-        f"- {cost['steps']:,} steps, {cost['tokens']:,} tokens, {cost['seconds']:.0f} s, processes: {cost['processes']}, {cost['device']}",
+        f"- {cost['flops_forward']:,} FLOPs a forward pass of the mean training example ({cost['mean_length']:g} tokens; matrix products;"
+        f" {cost['flops_pointwise']:,} more element by element), {cost['flops_training']:,} forward and backward",
+        f"- {factors(cost)}",
+        f"- {cost['distinct_examples']:,} distinct examples, {cost['steps']:,} steps, {cost['tokens']:,} tokens, {cost['seconds']:.0f} s,"
+        f" processes: {cost['processes']}, {cost['device']}",
+        f"- {measured(cost)}",
+        f"- {', '.join(f'{name} {version}' for name, version in cost['versions'].items())}",
         "", "## Use", "", "```", "tokmix predict FOLDER 'some text'" if record["task"] in ("classify", "regress") else
         "tokmix generate FOLDER --prompt 'Once'" if record["task"] == "lm" else "tokmix eval FOLDER DATA", "```", "",
     ]  # fmt: skip

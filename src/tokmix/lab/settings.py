@@ -19,7 +19,7 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 
 @dataclass(frozen=True)
 class ModelSettings:
-    stack: str | None = None  # None: by the kind of data (see DEFAULTS in task.py)
+    stack: str | None = None  # None: by the kind of data (see defaults.py)
     dim: int = 128
     layout: Literal["pre", "serialized", "post", "rezero", "parallel"] = "pre"
     norm: Literal["layer", "rms"] = "layer"
@@ -29,7 +29,7 @@ class ModelSettings:
     positions: Literal["none", "learned", "sinusoidal"] | None = None  # None: by the kind of data
     pooling: Literal["mean", "max", "first"] = "max"  # of rows
     embedding: float | None = None  # scale of fresh embeddings of rows; None: by the kind of data
-    ngrams: int | None = None  # rows: embeddings of n-grams up to this n; None: by the kind of data
+    ngrams: int = 1  # rows: embeddings of n-grams up to this n
     buckets: int = 32768  # how many embeddings the n-grams share
     compare: bool | None = None  # pairs: tell each token which text it stands in and whether the other has it too; None: yes
     length: int = 256  # tokens of a window of a running text
@@ -51,32 +51,37 @@ class TrainSettings:
     final_lr: float = 0.0  # where the cosine ends, as a share of lr
     weight_decay: float = 0.05
     beta2: float = 0.98
-    average: float = 0.0  # the weights used are a running mean: how much of it stays at each step; 0: as they are
+    average: float | None = (
+        None  # the weights used are a running mean: how much of it stays at each step; 0: as they are; None: by the kind of data
+    )
     clip: float = 1.0  # largest norm of the gradient; 0: any
     tokens: int = 4096  # of a batch, padding included
     rows: int = 64  # most rows of a batch
     packed: bool = False  # rows without padding, where every mixer of the stack offers it
     token_dropout: float | None = None  # share of the tokens hidden at each reading; None: by the kind of data
     label_smoothing: float = 0.0
-    mask: float = 0.15  # mlm: share of tokens hidden and asked for
+    pretrain: int | None = (
+        None  # epochs of a warm-up, finding hidden tokens in train's text; 0: none; None: 30 for small tables of single texts
+    )
+    mask: float | None = None  # mlm: share of tokens hidden and asked for; None: 0.15, in a warm-up 0.3
     fraction: float = 1.0  # share of train's rows that are trained on, by a hash of each: a smaller share is part of a larger one
     holdout: float | None = None  # share of train kept apart to choose the best weights by; None: a tenth, less for large data
     evaluations: int = 20  # on that part, evenly over the run
-    final: Literal["valid", "test"] | None = None  # the split of the reported figure; None: valid, else test
+    final: Literal["valid", "test"] | None = None  # the split of the reported figure; None: test, else valid
     seed: int = 0
     save_seconds: float = 60.0  # between checkpoints
     save_steps: int | None = None  # checkpoint every so many steps too
-    log_steps: int = 10
-    baseline: bool = True  # classify: fit a bag of words beside it
+    log_steps: int | None = None  # between two lines of the log; None: 10, on a GPU 50, since each one waits for the device
+    baseline: bool = True  # classify: fit a bag of words beside it; lm: a byte n-gram model
     device: str | None = None  # None: a GPU where there is one
     precision: Literal["float32", "bfloat16"] | None = None  # None: bfloat16 on a GPU, float32 elsewhere
     shard: bool = False  # several processes: each keeps its part of the weights and of the optimizer's state (FSDP2)
 
     def __post_init__(self) -> None:
         _check(self)
-        for name in ("tokens", "rows", "evaluations", "log_steps"):
+        for name in ("tokens", "rows", "evaluations"):
             at_least(f"train.{name}", getattr(self, name), 1)
-        for name in ("epochs", "steps", "save_steps"):
+        for name in ("epochs", "steps", "save_steps", "log_steps"):
             if getattr(self, name) is not None:
                 at_least(f"train.{name}", getattr(self, name), 1)
         at_least("train.seed", self.seed, 0)
@@ -85,7 +90,9 @@ class TrainSettings:
                 within(f"train.{name}", getattr(self, name), 0, 0.9)
         if not 0 < self.fraction <= 1:
             raise ValueError(f"train.fraction={self.fraction} should be above 0 and at most 1")
-        if not 0 <= self.average < 1:
+        if self.pretrain is not None:
+            at_least("train.pretrain", self.pretrain, 0)
+        if self.average is not None and not 0 <= self.average < 1:
             raise ValueError(f"train.average={self.average} should be at least 0 and below 1")
         if self.lr is not None and not self.lr > 0:
             raise ValueError(f"train.lr={self.lr} should be above 0")

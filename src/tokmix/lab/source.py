@@ -59,7 +59,7 @@ def _parts(data: str | Path, known: dict[str, Any]) -> list[Part]:
     header = known["header"].split(",") if known.get("header") else None
     return open_source(
         data, format=known.get("format"), pattern=known.get("pattern"), header=header, encoding=known.get("encoding", "utf-8"),
-        subset=known.get("subset"),
+        subset=known.get("subset"), task=known.get("task"),
     )  # fmt: skip
 
 

@@ -8,7 +8,6 @@ lm                  a running text              WindowBatches
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,39 +23,13 @@ from tokmix.data.split import holdout, portion
 from tokmix.data.tokens import TokenFiles, TokenSplit
 from tokmix.data.windows import WindowBatches
 from tokmix.lab import metrics
+from tokmix.lab.defaults import HELD_ROWS, HELD_TOKENS, Default, default_epochs, default_of, default_warm_up, is_pair
 from tokmix.lab.settings import ModelSettings, Settings, TrainSettings
 from tokmix.lab.world import World
 from tokmix.mixer import mixer_class
 from tokmix.model import Model, ModelConfig
 
-
-@dataclass(frozen=True)
-class Default:
-    stack: str
-    positions: str
-    embedding: float
-    lr: float
-    dropout: float
-    token_dropout: float
-    ngrams: int = 1
-    compare: bool = False
-
-
-# Chosen on a part held out of TREC's train, accuracy with one seed after 8 epochs: HyperMixing alone, with small fresh embeddings
-# (which let a rare word say nothing) and no position code, 0.78, against 0.74 for full-size ones with a code after 15 epochs; two shift
-# layers below it 0.84, with averaged weights (0.99) as without. With averaging on: three shift layers 0.82, mean instead of max pooling
-# 0.81, learning rate 2e-3 instead of 1e-3 0.86; 2e-3 without averaging, which is what stands below, was not compared on its own.
-# Of pairs only the beginning was tried (700 steps on SNLI, one seed): a position code inside HyperMixing 0.49, at the embedding 0.47,
-# none 0.45; less dropout (0.1, 0.05 of tokens) 0.54 without a code, 0.58 with it inside HyperMixing.
-DEFAULTS = {
-    "single": Default("hsm(variant='fusion')*2, hypermixing(heads=2, hidden=64)", "none", 0.1, 2e-3, 0.3, 0.15),
-    "pair": Default("hsm(variant='fusion')*2, hypermixing(heads=2, hidden=64, position='sinusoidal')", "none", 0.1, 1e-3, 0.1, 0.05, 1, True),
-    "mlm": Default("hsm(variant='fusion')*2, hypermixing(heads=2, hidden=64)*2", "sinusoidal", 1.0, 1e-3, 0.1, 0.0),
-    "lm": Default("hsm(variant='ab'), attention(heads=4), hsm(variant='ab'), attention(heads=4)", "sinusoidal", 1.0, 1e-3, 0.1, 0.0),
-}
-HELD_ROWS, HELD_TOKENS = 5000, 200_000  # kept apart for model selection: a tenth of train, but no more than about this
-ROWS_SEEN, TOKENS_SEEN = 200_000, 20_000_000  # a default run reads about so many rows, or tokens of a running text ...
-EPOCHS = (3, 15)  # ... but each row so many times
+MASK = 0.15  # share of tokens hidden where masked language modelling is the task itself
 
 
 def task_of(card: Card, asked: str | None) -> str:
@@ -68,8 +41,11 @@ def task_of(card: Card, asked: str | None) -> str:
     raise ValueError(f"task={asked!r} does not fit the data, which was prepared for {card.task!r}; prepare it with task={asked}")
 
 
-def default_of(card: Card, task: str) -> Default:
-    return DEFAULTS[task if task in DEFAULTS else "pair" if len(card.columns.get("text") or ()) == 2 else "single"]
+def final_split(files: TokenFiles, asked: str | None) -> str | None:
+    """The split of the reported figure: the one asked for, else test, else valid, where there is one."""
+    if asked is not None:
+        files.card.split(asked)  # says so where it is not there
+    return asked or next((name for name in ("test", "valid") if name in files), None)
 
 
 def model_config(card: Card, task: str, settings: ModelSettings) -> ModelConfig:
@@ -91,16 +67,18 @@ def model_config(card: Card, task: str, settings: ModelSettings) -> ModelConfig:
         dropout=default.dropout if settings.dropout is None else settings.dropout,
         positions=settings.positions or default.positions,
         pooling=settings.pooling,
-        ngrams=default.ngrams if settings.ngrams is None else settings.ngrams,
+        ngrams=settings.ngrams,
         buckets=settings.buckets,
-        separator=_separator(card) if (default.compare if settings.compare is None else settings.compare) else None,
+        separator=_separator(card, default, settings.compare),
     )
 
 
-def _separator(card: Card) -> int:
-    if len(card.columns.get("text") or ()) != 2 or "sep" not in card.tokenizer["roles"]:
-        raise ValueError("compare needs rows of two texts")
-    return card.tokenizer["roles"]["sep"]
+def _separator(card: Card, default: Default, asked: bool | None) -> int | None:
+    """The id that ends each of the two texts, where they are to be compared."""
+    known = card.tokenizer["roles"].get("sep") if is_pair(card) else None
+    if asked and known is None:
+        raise ValueError("model.compare needs rows of two texts, and a tokenizer with a separator between them")
+    return known if asked or (asked is None and default.compare) else None
 
 
 class Work:
@@ -112,6 +90,7 @@ class Work:
             raise ValueError(f"{files.folder} has no train split; it has: {', '.join(files.splits)}")
         self.train: TrainSettings = settings.train
         self.task = task_of(self.card, self.train.task)
+        self.final = final_split(files, self.train.final)
         self.config = model_config(self.card, self.task, settings.model)
         with torch.device("meta"):
             Model(self.config)  # a stack that does not fit the task says so now
@@ -125,9 +104,18 @@ class Work:
         self.specials = torch.tensor(sorted({roles[role] for role in ("pad", "cls", "sep", "eot") if role in roles}))
         self.default = default_of(self.card, self.task)
         self.lr = self.default.lr if self.train.lr is None else self.train.lr
-        self.hide = self.default.token_dropout if self.train.token_dropout is None else self.train.token_dropout
-        if self.hide and self.hidden is None:
-            raise ValueError("token_dropout needs a tokenizer with a mask token; prepare the data as rows")
+        self.average = self.default.average if self.train.average is None else self.train.average
+        self.hide = (
+            (self.default.token_dropout if self.hidden is not None else 0.0)
+            if self.train.token_dropout is None
+            else self.train.token_dropout
+        )
+        if (self.hide or self.train.pretrain) and self.hidden is None:
+            what = "train.token_dropout" if self.hide else "train.pretrain"
+            raise ValueError(f"{what} needs a tokenizer with a mask token; prepare the data as rows, with a tokenizer made for them")
+        if self.train.pretrain and self.task not in ("classify", "regress"):
+            raise ValueError(f"train.pretrain comes before classify or regress, not before {self.task}")
+        self.warm_up_epochs = self._warm_up_epochs()
         scores = self.card.splits["train"].scores
         self.mean, self.deviation = (scores["mean"], scores["deviation"] or 1.0) if self.task == "regress" else (0.0, 1.0)
 
@@ -156,7 +144,7 @@ class Work:
 
     def batches(self, split: str, world: World, rows: np.ndarray | None = None, shuffle: bool = False) -> Batches:
         train, data = self.train, self.files[split]
-        mask = Masking(self.card, train.mask, train.seed) if self.task == "mlm" else None
+        mask = Masking(self.card, MASK if train.mask is None else train.mask, train.seed) if self.task == "mlm" else None
         if self.card.stream:
             return WindowBatches(
                 data, length=self.config.max_len, tokens=train.tokens, rows=rows, seed=train.seed, shuffle=shuffle, mask=mask,
@@ -174,9 +162,13 @@ class Work:
         return None if self.held is None else self.batches("train", world, self.held)
 
     def default_epochs(self) -> int:
-        split = self.files["train"]
-        wanted = TOKENS_SEEN / max(split.tokens, 1) if self.card.stream else ROWS_SEEN / max(len(split), 1)
-        return min(max(round(wanted / self.train.fraction), EPOCHS[0]), EPOCHS[1])
+        return default_epochs(self.card, self.task, self.train.fraction)
+
+    def _warm_up_epochs(self) -> int:
+        """By default only where the length of the run is left to us too."""
+        if self.train.pretrain is not None or self.train.epochs is not None or self.train.steps is not None:
+            return self.train.pretrain or 0
+        return default_warm_up(self.card, self.task, self.train.fraction)
 
     def hide_tokens(self, ids: Tensor) -> Tensor:
         """Some tokens of the input as the mask: what a row says must not hang on a single word."""

@@ -2,8 +2,9 @@
 
     run.json       what was asked; --resume compares
     data/          token files, where the data was not prepared already
+    warmup/        a warm-up before it, where there is one (warmup.py)
     checkpoints/   the last two
-    log.jsonl      losses and figures by step;  curve.png draws them
+    log.jsonl      losses and figures by step, at the end what the run cost;  curve.png draws them
     model/         the model folder; appears at the end, complete
 
 run("reviews.csv", "run")  ->  the record of the run (training.json)
@@ -16,28 +17,28 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import tokmix
 from tokmix import stack
 from tokmix.data.folder import check_free, write_text
 from tokmix.data.prepare import prepare
 from tokmix.data.tokens import TokenFiles, is_prepared
-from tokmix.lab import baseline, modelfolder, report
+from tokmix.lab import account, baseline, modelfolder, ngram, report, warmup
 from tokmix.lab.checkpoint import Checkpoints
-from tokmix.lab.engine import Engine, Interrupted
+from tokmix.lab.engine import Diverged, Engine, Interrupted
 from tokmix.lab.imports import import_files
 from tokmix.lab.settings import Settings, differences
+from tokmix.lab.spread import spread
 from tokmix.lab.task import Work, main_figure
 from tokmix.lab.world import World, join_world
 from tokmix.mixer import check_options
 
 RUN = "run.json"
-FREE = ("train.save_seconds", "train.save_steps", "train.log_steps", "train.baseline", "train.device")  # may change on --resume
+# What may change on --resume.
+FREE = ("train.save_seconds", "train.save_steps", "train.log_steps", "train.baseline", "train.device", "train.shard")
 
 
 def run(
@@ -56,6 +57,7 @@ def run(
     import_files(imports)
     _check_stack(settings)
     with join_world(settings.train.device) as world:
+        spread(settings.train.shard, world)  # what cannot be is said before anything is written
         say: Callable[[str], None] = print if world.first and not quiet else lambda line: None
         if (out / "model" / modelfolder.RECORD).is_file() and resume:
             say(f"{out / 'model'} is there already: this run has ended")
@@ -114,20 +116,50 @@ class _Run:
         self.work, self.files, self.out, self.world, self.say, self.quiet = work, work.files, out, world, say, quiet
 
     def train(self, resume: bool) -> dict[str, Any]:
-        log = report.Log(self.out / "log.jsonl", self.quiet)
-        engine = Engine(self.work, self.world, Checkpoints(self.out / "checkpoints"), log if self.world.first else lambda entry: None)
+        start = self._warm_up(resume) if self.work.warm_up_epochs else None
+        engine, log = self._engine(self.work, self.out)
         self._describe(engine)
+        if start is not None:
+            engine.begin_with(start.weights)
+            if engine.train.minutes is not None:
+                engine.train = replace(engine.train, minutes=max(engine.train.minutes - start.cost["seconds"] / 60, 0.01))
+        self._go(engine, log, resume, None if start is None else start.cost)
+        return self._finish(engine, log, start)
+
+    def _warm_up(self, resume: bool) -> warmup.Start:
+        folder = self.out / warmup.FOLDER
+        if not (folder / warmup.WEIGHTS).is_file():
+            engine, log = self._engine(warmup.Search(self.work), folder)
+            self.say(
+                f"first a warm-up, {self.work.warm_up_epochs} epochs: finding hidden tokens in train's text (without: --train.pretrain 0)"
+            )
+            self._go(engine, log, resume)
+            warmup.save(engine, folder / warmup.WEIGHTS)
+        self.world.wait()
+        return warmup.load(folder / warmup.WEIGHTS)
+
+    def _engine(self, work: Work, folder: Path) -> tuple[Engine, report.Log]:
+        log = report.Log(folder / "log.jsonl", self.quiet)
+        return Engine(work, self.world, Checkpoints(folder / "checkpoints"), log if self.world.first else lambda entry: None), log
+
+    def _go(self, engine: Engine, log: report.Log, resume: bool, before: dict[str, Any] | None = None) -> None:
+        """From the start or the last checkpoint to the end; `before`: what was spent on the way here."""
         if resume and engine.restore():
             self.say(f"resumed after step {engine.progress.step} of {engine.progress.total}")
         if self.world.first:
+            log.path.parent.mkdir(exist_ok=True)
             log.open(engine.progress.step)
         try:
             engine.run()
         except Interrupted as error:
             raise Interrupted(f"{error}; saved {engine.checkpoints.last}; continue with the same command and --resume") from None
+        except Diverged as error:
+            error.cost = account.with_warm_up(account.cost_so_far(engine), before)
+            if self.world.first:
+                log.add_cost(engine.progress.step, engine.progress.epoch, error.cost)
+            raise
         finally:
             log.close()
-        return self._finish(engine)
 
     def _describe(self, engine: Engine) -> None:
         kept = "nothing is held out: the last weights are kept"
@@ -135,28 +167,33 @@ class _Run:
             kept = f"the best of {self.work.train.evaluations} evaluations on {len(self.work.held):,} held-out rows of train is kept"
         self.say(f"{self.work.config.stack}, dim {self.work.config.dim}: {engine.model.parameter_count():,} parameters; {kept}")
 
-    def _finish(self, engine: Engine) -> dict[str, Any]:
+    def _finish(self, engine: Engine, log: report.Log, start: warmup.Start | None) -> dict[str, Any]:
         """The reported figure, once; the bag of words; the model folder."""
         work, files = self.work, self.files
-        split = work.train.final or next((name for name in ("valid", "test") if name in files), None)
+        split = work.final
         figures: dict[str, Any] = {}
         if split is not None:
             size = files.card.split(split).bytes if work.task == "lm" else None
             figures = work.evaluate(engine.model, work.batches(split, self.world), self.world, size)
-        if not self.world.first:
+        model = engine.spread.gather(engine.model)
+        if model is None:
             self.world.wait()
             return {}
         bag = self._baseline(split)
-        record = _record(engine, split, figures, bag)
-        modelfolder.save(self.out / "model", engine.model, files.card, files.folder / "tokenizer.json", record, report.model_card(record))
+        record = _record(engine, split, figures, bag, start)
+        log.add_cost(engine.progress.step, engine.progress.epoch, record["cost"])
+        modelfolder.save(self.out / "model", model, files.card, files.folder / "tokenizer.json", record, report.model_card(record))
         curve = report.draw_curve(self.out / "log.jsonl", self.out / "curve.png", work.task, self.say)
         self._tell(record, curve)
         self.world.wait()
         return record
 
     def _baseline(self, split: str | None) -> dict[str, Any] | None:
-        if self.work.task != "classify" or not self.work.train.baseline or split is None:
+        """What a user would pick instead: a bag of words, or for a running text an n-gram model of its bytes."""
+        if self.work.task not in ("classify", "lm") or not self.work.train.baseline or split is None:
             return None
+        if self.work.task == "lm":
+            return ngram.baseline(self.files, split)
         if not baseline.available():
             self.say(baseline.ABSENT)
             return None
@@ -174,7 +211,11 @@ class _Run:
             f"on {record['split']}: {figure}, trained in {report.clock(cost['seconds'])}, {cost['parameters']:,} parameters,"
             f" {cost['flops']:,} FLOPs for {cost['length']} tokens"
         )
-        if bag:
+        self.say(f"{report.factors(cost)}; {report.measured(cost)}")
+        if bag and "bits_per_byte" in bag:
+            told = f"{bag['bits_per_byte']:.4f} bits per byte, counted in {report.clock(bag['seconds'])}"
+            self.say(f"a byte n-gram model of order {bag['order']} on the same text: {told}")
+        elif bag:
             better = "the bag of words is the better and cheaper choice" if bag["accuracy"] >= record["figures"]["accuracy"] else "worse"
             self.say(
                 f"a bag of words on the same rows: accuracy {bag['accuracy']:.4f}, fitted in {report.clock(bag['seconds'])} ({better})"
@@ -182,10 +223,10 @@ class _Run:
         self.say(figure)
 
 
-def _record(engine: Engine, split: str | None, figures: dict[str, Any], bag: dict[str, Any] | None) -> dict[str, Any]:
-    work, card, progress, world = engine.work, engine.work.card, engine.progress, engine.world
-    length = card.splits["train"].lengths["p50"] if not card.stream else work.config.max_len
-    cost = engine.model.cost(length)
+def _record(
+    engine: Engine, split: str | None, figures: dict[str, Any], bag: dict[str, Any] | None, start: warmup.Start | None
+) -> dict[str, Any]:
+    work, card, progress = engine.work, engine.work.card, engine.progress
     return {
         "tokmix": tokmix.__version__,
         "task": work.task,
@@ -204,15 +245,5 @@ def _record(engine: Engine, split: str | None, figures: dict[str, Any], bag: dic
         "figures": figures,
         "baseline": bag,
         "selection": {"score": progress.best_score, "step": progress.best_step, "history": progress.history},
-        "cost": {
-            "parameters": engine.model.parameter_count(),
-            "length": length,
-            "flops": cost.matmul + cost.pointwise,
-            "steps": progress.step,
-            "tokens": progress.tokens,
-            "seconds": progress.seconds,
-            "processes": world.size,
-            "threads": torch.get_num_threads(),
-            "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
-        },
+        "cost": account.with_warm_up(account.cost_record(engine), None if start is None else start.cost),
     }

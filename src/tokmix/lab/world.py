@@ -35,6 +35,12 @@ class World:
             parameter.grad = part.view_as(parameter)
         return message[-1]
 
+    def sum(self, value: Tensor) -> Tensor:
+        """Over the ranks."""
+        if self.size > 1:
+            dist.all_reduce(value)
+        return value
+
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in their order."""
         if self.size == 1:

@@ -1,0 +1,67 @@
+"""What a run takes where nothing was said, by the kind of data. Why these: docs/lab.md, with the figures of what was tried."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tokmix.data.card import Card
+
+
+@dataclass(frozen=True)
+class Default:
+    stack: str
+    positions: str
+    embedding: float  # scale of fresh embeddings: small ones let a rare word say nothing
+    lr: float
+    dropout: float
+    token_dropout: float
+    average: float = 0.0
+    epochs: int = 15  # at most
+    compare: bool = False
+
+
+DEFAULTS = {
+    "single": Default("hsm(variant='fusion')*2, hypermixing(heads=2, hidden=64)", "none", 0.1, 2e-3, 0.3, 0.15, average=0.99, epochs=20),
+    "pair": Default(
+        "hsm(variant='fusion')*2, hypermixing(heads=2, hidden=64, position='sinusoidal')", "none", 0.1, 1e-3, 0.1, 0.05,
+        average=0.99, compare=True,
+    ),
+    "mlm": Default("hsm(variant='fusion')*2, hypermixing(heads=2, hidden=64)*2", "sinusoidal", 1.0, 1e-3, 0.1, 0.0),
+    "lm": Default("hsm(variant='ab'), attention(heads=4), hsm(variant='ab'), attention(heads=4)", "sinusoidal", 1.0, 1e-3, 0.1, 0.0),
+}  # fmt: skip
+HELD_ROWS, HELD_TOKENS = 5000, 200_000  # kept apart for model selection: a tenth of train, but no more than about this
+ROWS_SEEN, TOKENS_SEEN = 200_000, 20_000_000  # a default run reads about so many rows, or tokens of a running text ...
+FEWEST = 3  # ... but each row at least so many times
+LEAST = 25_600  # and however few the rows are, so many in all
+SMALL, WARM_UP = 10_000, 30  # a table of fewer rows of one text gets so many epochs of warm-up, or more where it is tiny
+
+
+def is_pair(card: Card) -> bool:
+    return len(card.columns.get("text") or ()) == 2
+
+
+def default_of(card: Card, task: str) -> Default:
+    return DEFAULTS[task if task in DEFAULTS else "pair" if is_pair(card) else "single"]
+
+
+def default_epochs(card: Card, task: str, fraction: float) -> int:
+    """Of that share of the rows."""
+    split = card.splits["train"]
+    wanted = TOKENS_SEEN / max(split.tokens, 1) if card.stream else ROWS_SEEN / max(split.rows, 1)
+    most = max(default_of(card, task).epochs, _enough(card, fraction))
+    return min(max(round(wanted / fraction), FEWEST), most)
+
+
+def _enough(card: Card, fraction: float) -> int:
+    return 1 if card.stream else math.ceil(LEAST / max(card.splits["train"].rows * fraction, 1))
+
+
+def default_warm_up(card: Card, task: str, fraction: float) -> int:
+    """Epochs of it; of pairs, which learn by comparing, none."""
+    few = card.splits["train"].rows * fraction < SMALL
+    return (
+        max(WARM_UP, _enough(card, fraction))
+        if task in ("classify", "regress") and few and not is_pair(card) and "mask" in card.tokenizer["roles"]
+        else 0
+    )

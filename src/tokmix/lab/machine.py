@@ -1,0 +1,50 @@
+"""What a measurement was made on: the machine and the versions, for records. Neither names a host or a user."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tokmix
+
+PACKAGES = ("numpy", "transformers", "tokenizers", "safetensors", "datasets", "scikit-learn", "optuna", "triton")
+
+
+def machine() -> dict[str, Any]:
+    """cores: those this process may use; threads: those torch does use; gpu: None where there is none."""
+    gpus = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    return {
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpus[0] if gpus else None,
+        "gpus": len(gpus),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of what is installed; nothing is imported for it."""
+    found = {"python": platform.python_version(), "torch": str(torch.__version__), "tokmix": tokmix.__version__}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu(path: Path = Path("/proc/cpuinfo")) -> str:
+    try:
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
