@@ -8,8 +8,9 @@ import sys
 import pytest
 import torch
 
-from tokmix import demo, toy
+from tokmix import toy
 from tokmix.data import shapes
+from tokmix.demo import shapes as demo
 
 KINDS = ("triangle", "triangle", "box", "box")
 

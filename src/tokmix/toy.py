@@ -78,6 +78,10 @@ class ShapesModel(nn.Module):
             return self.middle.cost(LENGTH)
         return Cost(matmul=2 * KERNEL * WIDTH * WIDTH * LENGTH, pointwise=WIDTH * LENGTH)
 
+    def whole_cost(self) -> Cost:
+        """Of the convolutions before and behind it too."""
+        return Cost(matmul=2 * KERNEL * LENGTH * (2 * WIDTH * WIDTH + 2 * WIDTH), pointwise=3 * WIDTH * LENGTH) + self.cost()
+
 
 def mixer(item: str) -> Mixer:
     specs = parse(item)
@@ -123,7 +127,7 @@ def train(
     for epoch in range(1, epochs + 1):
         losses = []
         for chosen in torch.randperm(len(data), generator=order).to(data.inputs.device).split(batch):
-            losses.append(_step(model, optimizer, data.inputs[chosen], data.targets[chosen]))
+            losses.append(step(model, optimizer, data.inputs[chosen], data.targets[chosen]))
             if seconds is not None and time.perf_counter() - start > seconds:
                 break
         # Reading a number waits for the device, so it is done once an epoch.
@@ -135,7 +139,8 @@ def train(
     return progress
 
 
-def _step(model: ShapesModel, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> Tensor:
+def step(model: ShapesModel, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> Tensor:
+    """-> the loss before it"""
     loss = F.mse_loss(model(inputs), targets)
     optimizer.zero_grad()
     loss.backward()

@@ -5,4 +5,7 @@ A file imports what it needs inside run(), so that --help answers at once, witho
 
 from __future__ import annotations
 
-COMMANDS = ("prepare", "train", "eval", "predict", "generate", "list", "show", "demo", "bench")
+COMMANDS = (
+    "prepare", "train", "eval", "predict", "generate", "tune", "compare", "explain", "report", "play",
+    "list", "show", "cost", "demo", "bench",
+)  # fmt: skip
