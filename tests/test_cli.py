@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from tokmix.bench import import_time
@@ -75,3 +78,12 @@ def test_a_setting_reaches_its_dataclass_and_only_what_was_said_does() -> None:
         "prepare.valid": 0.2,
     }
     assert "tokens of a row, special ones included" in " ".join(parser.format_help().split())
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    writer = subprocess.Popen([sys.executable, "-m", "tokmix", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert writer.stdout is not None and writer.stderr is not None
+    writer.stdout.close()
+    assert writer.stderr.read() == ""
+    assert writer.wait() == 0
+    writer.stderr.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
 from tokmix.checks import nearest
@@ -18,7 +19,12 @@ def main(arguments: list[str] | None = None) -> int:
         known = [name for name in options.known if name.startswith("--")]
         parser.error(f"{options.command} has no argument {unknown[0]!r}{nearest(unknown[0], known)}")
     try:
-        return options.run(options)
+        code = options.run(options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read it, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
+        return 0
     except (ValueError, OSError, ImportError) as error:
         print(f"tokmix {options.command}: {error}", file=sys.stderr)
         return 1
