@@ -82,6 +82,46 @@ def test_causal_hypermixing(decay: str, shift: int) -> None:
     close(mixer(x[None])[0], torch.stack(expected))
 
 
+@pytest.mark.parametrize("decay", ["none", "learned", "gate"])
+@pytest.mark.parametrize("block", [1, 4, 30])
+def test_block_causal_hypermixing(decay: str, block: int) -> None:
+    mixer = made("hypermixing", decay=decay, shift=1, heads=2, hidden=8, power=0.5, tied=False, block=block)
+    x, expected = tokens(21, 12), []
+    state, count = torch.zeros(2, 4, 6, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    border, border_count, kept = state, count, torch.ones(2, dtype=torch.float64)
+    for t in range(21):
+        token, parts = x[t] + mixer.blend * (partner(x, t, 1) - x[t]), []
+        if t % block == 0:
+            border, border_count, kept = state.clone(), count.clone(), torch.ones(2, dtype=torch.float64)
+        for h in range(2):
+            part = token[h * 6 : h * 6 + 6]
+            logit = 0 if decay == "none" else mixer.decay_bias[h] + (token @ mixer.decay_weight[:, h] if decay == "gate" else 0)
+            keep = 1 if decay == "none" else 1 / (1 + torch.exp(-logit))
+            state[h] = keep * state[h] + torch.outer(row_of_weights(part, mixer.net_in, h), part)
+            count[h], kept[h] = keep * count[h] + 1, keep * kept[h]
+            scale, at_border = count[h] ** -0.5, max(border_count[h], torch.ones(())) ** -0.5
+            far = kept[h] * scale / at_border * gelu(at_border * border[h])
+            near = scale * (state[h] - kept[h] * border[h]) / 2  # what the own block has added, at the mean of GELU's slope
+            parts.append(row_of_weights(part, mixer.net_out, h) @ (far + near))
+        expected.append(layer_norm(torch.cat(parts), mixer.output_norm.weight, mixer.output_norm.bias))
+    close(mixer(x[None])[0], torch.stack(expected))
+
+
+@pytest.mark.parametrize("decay", ["none", "gate"])
+def test_long_and_uneven_steps_go_on_where_blocks_do(decay: str) -> None:
+    """Far more borders than one product of the scan takes, and rows whose blocks begin at different columns."""
+    mixer = made("hypermixing", decay=decay, heads=2, hidden=8, block=3)
+    x = tokens(3, 400, 12)
+    whole = mixer(x)
+    _, state = mixer.step(x[:, :4], mixer.init_state(3, x), tokmix.Segments.from_lengths([4, 2, 3], 4))
+    begin = torch.tensor([4, 2, 3])
+    for length in (1, 290, 1, 7, 90):
+        at = begin[:, None] + torch.arange(length)
+        y, state = mixer.step(x[torch.arange(3)[:, None], at], state)
+        close(y, whole[torch.arange(3)[:, None], at])
+        begin = begin + length
+
+
 def partner(x: Tensor, t: int, shift: int) -> Tensor:
     return x[t - shift] if 0 <= t - shift < len(x) else torch.zeros_like(x[0])
 

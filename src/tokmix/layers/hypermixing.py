@@ -55,6 +55,7 @@ class HyperMixing(RowMixer):
               None divides so that the scale stays near 1 at any length (ours)
     decay     causal only: the state forgets at a learned rate per head, or by a gate the token sets (the default)
     shift     causal only: mix each token with the one so many places back first (default: 1; 0 = off)
+    block     causal only: blocks of so many tokens, whose own tokens are read linearly: faster (0 = the exact scan)
     """
 
     modes = frozenset({"bidirectional", "causal", "cross", "padded", "packed", "step"})
@@ -77,6 +78,7 @@ class HyperMixing(RowMixer):
         power: float | None = None,
         decay: Literal["none", "learned", "gate"] | None = None,
         shift: int | None = None,
+        block: int = 0,
     ):
         super().__init__(dim, causal=causal, max_len=max_len, layer=layer)
         hidden = 2 * dim if hidden is None else hidden
@@ -84,14 +86,15 @@ class HyperMixing(RowMixer):
         checks.divides("heads", heads, "hidden", hidden)
         self.inner = dim if inner is None else inner
         checks.divides("heads", heads, "inner", self.inner)
-        if not causal and (decay not in (None, "none") or shift not in (None, 0)):
-            raise ValueError(f"decay={decay!r} and shift={shift} work with causal=True only: leave them out")
+        if not causal and (decay not in (None, "none") or shift not in (None, 0) or block):
+            raise ValueError(f"decay={decay!r}, shift={shift} and block={block} work with causal=True only: leave them out")
         # Without these the causal form learns much more slowly (docs/log.md).
         decay = ("gate" if causal else "none") if decay is None else decay
         shift = int(causal) if shift is None else shift
         checks.at_least("shift", shift, 0)
+        checks.at_least("block", block, 0)
         self.heads, self.hidden, self.tied, self.norm, self.power = heads, hidden, tied, norm, power
-        self.decay, self.shift = decay, shift
+        self.decay, self.shift, self.block = decay, shift, block
         self.code = positions.PositionCode(position, dim, max_len)
         # Length normalisation counts on generated weights of scale 1, which the GELU between needs this gain for. A
         # LayerNorm takes any scale, so nn.Linear's own will do. Without a norm the sum over tokens grows with their
@@ -127,7 +130,7 @@ class HyperMixing(RowMixer):
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         if self.causal:
-            return self._causal(x, self.empty_state(x.shape[0], x), rows)[0]
+            return self._causal(x, self.empty_state(x.shape[0], x), rows, whole=True)[0]
         return self._self_mixing(x, positions.count(x.shape[1], None, x.device), None if rows is None else rows.lengths, None)
 
     def _self_mixing(self, x: Tensor, at: Tensor, counts: Tensor | None, chunks: Chunks | None) -> Tensor:
@@ -185,6 +188,9 @@ class HyperMixing(RowMixer):
             "count": like.new_zeros(batch, self.heads, dtype=wide),
             "position": memory.start(batch, like),
         }
+        if self.block:
+            hidden, count = state["hidden"], state["count"]
+            state |= {"added": hidden.clone(), "number": count.clone(), "log_kept": count.clone()}
         if self.shift:
             state["last"] = like.new_zeros(batch, self.shift, self.dim)
         return state
@@ -192,10 +198,11 @@ class HyperMixing(RowMixer):
     def advance(self, x: Tensor, state: State, rows: Rows | None) -> tuple[Tensor, State]:
         if self.limit is not None:
             memory.check_room(self.kind, self.limit, state["position"], memory.new_counts(x, rows))
-        return self._causal(x, state, rows)
+        return self._causal(x, state, rows, whole=False)
 
-    def _causal(self, x: Tensor, state: State, rows: Rows | None) -> tuple[Tensor, State]:
-        """The next tokens from any state: training starts from an empty one, so that it cannot drift from decoding."""
+    def _causal(self, x: Tensor, state: State, rows: Rows | None, whole: bool) -> tuple[Tensor, State]:
+        """The next tokens from any state: training starts from an empty one, so that it cannot drift from decoding.
+        whole: from an empty one, and nobody goes on from what it leaves."""
         after = {"position": state["position"] + memory.new_counts(x, rows)}
         tokens = x
         if self.shift:
@@ -207,16 +214,18 @@ class HyperMixing(RowMixer):
         coded_heads = hyper_mix.split_heads(coded, self.heads)
         w_in = hyper_mix.generate(coded_heads, net_in)
         w_out = w_in if self.net_out is None else hyper_mix.generate(coded_heads, self.net_out.weights())
-        y, counts, carry = causal_hyper_mix.causal_hyper_mix(
-            w_in,
-            w_out,
-            hyper_mix.split_heads(tokens, self.heads),
-            self._log_decay(tokens),
-            None if rows is None else rows.mask,
-            self.power,
-            causal_hyper_mix.Carry(state["hidden"], state["count"]),
-        )
-        after["hidden"], after["count"] = carry
+        values, real = hyper_mix.split_heads(tokens, self.heads), None if rows is None else rows.mask
+        given = (w_in, w_out, values, self._log_decay(tokens), real, self.power)
+        carry: causal_hyper_mix.Carry | causal_hyper_mix.Border
+        if not self.block:
+            y, counts, carry = causal_hyper_mix.causal_hyper_mix(*given, causal_hyper_mix.Carry(state["hidden"], state["count"]))
+            after["hidden"], after["count"] = carry
+        elif whole:
+            y, counts = causal_hyper_mix.block_hyper_mix(*given, self.block)
+        else:
+            carry = causal_hyper_mix.Border(*(state[name] for name in causal_hyper_mix.Border._fields))
+            y, counts, carry = causal_hyper_mix.block_step(*given, self.block, carry, state["position"])
+            after |= zip(causal_hyper_mix.Border._fields, carry, strict=True)
         e = self.dim // self.heads
         scale = hyper_mix.length_scale(counts.clamp(min=1), e, self.power)  # [B, H, L]
         return self._normed(hyper_mix.merge_heads(y), scale.transpose(1, 2).repeat_interleave(e, dim=2), own=self.tied), after
@@ -238,10 +247,19 @@ class HyperMixing(RowMixer):
             gpu = self.net_in.inner.is_cuda
             matmul = hyper_mix.matmul_flops(length, length, H, e, k, self.tied, i, gpu)
             return Cost(matmul, pointwise + GELU * self.hidden * e)
-        matmul = nets * length * H * 2 * (e * i + i * k) + causal_hyper_mix.matmul_flops(length, H, e, k, self.decay != "none")
+        matmul = nets * length * H * 2 * (e * i + i * k)
         if self.decay == "gate":
             matmul += length * 2 * self.dim * H
-        decaying = (SIGMOID + causal_hyper_mix.CHUNK) * H if self.decay != "none" else 0
-        scan = length * ((GELU + 3) * self.hidden * e + decaying + 3 * self.dim * bool(self.shift))
-        again = causal_hyper_mix.recomputed_flops(length, H, e, k, self.decay != "none")
-        return Cost(matmul, pointwise + scan, self.hidden * e + H + 1 + self.shift * self.dim, recomputed=again)
+        decays, again = self.decay != "none", 0
+        pointwise += length * (SIGMOID * H * decays + 3 * self.dim * bool(self.shift))
+        state = self.hidden * e + H
+        if self.block:
+            matmul += causal_hyper_mix.block_flops(length, self.block, H, e, k, decays)
+            pointwise += length // self.block * (GELU + 1) * self.hidden * e  # of the borders
+            pointwise += length * (self.hidden + (5 if decays else 3) * self.block * H)  # of the scores
+            state = 2 * state + H
+        else:
+            matmul += causal_hyper_mix.matmul_flops(length, H, e, k, decays)
+            pointwise += length * ((GELU + 3) * self.hidden * e + causal_hyper_mix.CHUNK * H * decays)
+            again = causal_hyper_mix.recomputed_flops(length, H, e, k, decays)
+        return Cost(matmul, pointwise, state + 1 + self.shift * self.dim, recomputed=again)
