@@ -1,0 +1,120 @@
+"""A model of any causal stack on a synthetic task: build, train, score.
+
+The base is MAD's: layers of (mixer, SwiGLU), norm before each (RMS), AdamW, the learning rate on a cosine down to 1e-6.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokmix import checks
+from tokmix.data.mask import IGNORE
+from tokmix.data.synthetic.task import Examples, Task
+from tokmix.model import Model, ModelConfig
+from tokmix.positions import PositionCode, count
+
+LOWEST_RATE = 1e-6
+
+
+class AutoEncoder(nn.Module):
+    """ids [B, T] -> logits [B, T, vocab], all from the last position's state: an MLP on that state plus a code of the position asked."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        assert config.head == "none"
+        self.encoder = Model(config)
+        self.position_code = PositionCode("sinusoidal", config.dim, config.max_len)
+        self.decoder = nn.Sequential(nn.Linear(config.dim, 2 * config.dim), nn.GELU(), nn.Linear(2 * config.dim, config.vocab))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        last = self.encoder(ids)[:, -1:]  # [B, 1, D]
+        return self.decoder(last + self.position_code(count(ids.shape[1], None, ids.device), last.dtype))
+
+
+def build(task: Task, stack: str, dim: int = 128, *, seed: int = 0, **settings: Any) -> nn.Module:
+    """A fresh model, [B, T] -> [B, T, vocab]; `settings` are fields of ModelConfig. Compression gets an auto-encoder around the stack."""
+    rebuild = task.learns == "rebuild"
+    base = {"norm": "rms", "feed_forward_kind": "swiglu", "head": "none" if rebuild else "lm"}
+    config = ModelConfig(stack=stack, dim=dim, vocab=task.vocab, causal=True, max_len=task.length, **{**base, **settings})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoEncoder(config) if rebuild else Model(config)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    accuracy: float  # on the test set's targets
+    chance: float
+    loss: float  # mean over the last epoch of training
+    steps: int
+    seconds: float  # of training
+
+
+def train(
+    task: Task,
+    stack: str,
+    dim: int = 128,
+    *,
+    epochs: int = 200,
+    batch: int = 128,
+    lr: float = 5e-4,
+    weight_decay: float = 0.0,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    report: Callable[[int, float], None] | None = None,
+    **settings: Any,
+) -> Outcome:
+    """Train on the task's own training set and score the test set; `report` is called with each epoch and its loss."""
+    checks.at_least("epochs", epochs, 1)
+    checks.at_least("batch", batch, 1)
+    data, test = (part.to(device) for part in task.split(seed))
+    learned, model = task.learned(data), build(task, stack, dim, seed=seed, **settings).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=weight_decay)
+    order, start, loss, done = torch.Generator().manual_seed(seed), time.perf_counter(), math.nan, 0
+    total = epochs * -(-len(data) // batch)
+    for epoch in range(1, epochs + 1):
+        losses = []
+        for chosen in torch.randperm(len(data), generator=order).to(data.inputs.device).split(batch):
+            for group in optimizer.param_groups:
+                group["lr"] = cosine(lr, done / total)
+            losses.append(step(model, optimizer, data.inputs[chosen], learned[chosen]))
+            done += 1
+        loss = float(torch.stack(losses).mean())  # waits for the device, so once an epoch
+        if report is not None:
+            report(epoch, loss)
+    seconds = time.perf_counter() - start
+    return Outcome(accuracy(model, test), task.chance, loss, done, seconds)
+
+
+def cosine(lr: float, progress: float) -> float:
+    """From lr at progress 0 down to LOWEST_RATE at 1."""
+    return LOWEST_RATE + (lr - LOWEST_RATE) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> Tensor:
+    """-> the loss before it"""
+    loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, data: Examples, batch: int = 256) -> float:
+    """The share of targets at which the likeliest token is the one asked."""
+    model.eval()
+    right = [
+        (model(inputs).argmax(-1) == targets).sum()
+        for inputs, targets in zip(data.inputs.split(batch), data.targets.split(batch), strict=True)
+    ]
+    model.train()
+    return int(torch.stack(right).sum()) / int((data.targets != IGNORE).sum())
