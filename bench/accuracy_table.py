@@ -20,7 +20,8 @@ def main() -> None:
     trials = json.loads((RESULTS / "classify_h200.json").read_text())["trials"]
     bag = json.loads((RESULTS / "bag_of_words.json").read_text())
     page = PAGE.read_text()
-    for name, lines in (("accuracy", accuracy(trials, bag)), ("trials", tried(trials))):
+    texts = json.loads((RESULTS / "wikitext2_cpu.json").read_text())
+    for name, lines in (("accuracy", accuracy(trials, bag)), ("trials", tried(trials)), ("text", text(texts))):
         before, _, rest = page.partition(f"<!-- {name} -->\n")
         page = before + f"<!-- {name} -->\n" + "\n".join(lines) + "\n<!-- end -->" + rest.partition("<!-- end -->")[2]
     PAGE.write_text(page)
@@ -46,6 +47,18 @@ def tried(trials: list[dict]) -> list[str]:
     for (name, settings), runs in sorted(groups.items(), key=lambda item: (list(SETS).index(item[0][0]), item[0][1])):
         cells = [mean(runs, split) for split in ("held_out", "valid", "test")]
         lines.append(f"| {SETS[name][0]} | {settings} | {len(runs)} | {' | '.join(cells)} |")
+    return lines
+
+
+def text(found: dict) -> list[str]:
+    lines = ["| model | parameters | bits per byte, test | training FLOPs |", "|---|---|---|---|"]
+    sizes = {entry["name"]: entry["parameters"] for entry in found["compare"]["entries"]}
+    for run in found["compare"]["runs"]:
+        if run["state"] == "finished" and run["cost"]:
+            total = run["cost"]["flops_training"] * run["cost"]["examples"]
+            lines.append(f"| `{run['entry']}` | {sizes[run['entry']]:,} | {run['score']:.3f} | {total:.2e} |")
+    ngram = found["ngram"]
+    lines.append(f"| byte n-gram of order {ngram['order']}, Witten-Bell | counts | {ngram['bits_per_byte']:.3f} | - |")
     return lines
 
 
