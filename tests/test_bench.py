@@ -54,8 +54,10 @@ def test_formulas_of_products_stand_in_reason_to_what_torch_counts(case: Case) -
     found, formula = counter.get_total_flops(), case.flops(SIZE)
     if case.name.startswith(("hyper_mlp", "hyper_glu")):  # torch multiplies the half that the mask throws away, too
         assert formula == found * (SIZE.length + 1) // (2 * SIZE.length)
-    elif case.name.startswith("causal"):  # torch sums a chunk's states by a product of its own
+    elif case.name.startswith("causal") and "blocks" not in case.name:  # torch sums a chunk's states by a product of its own
         assert 0 < formula < found
+    elif "d' =" in case.name:  # the textbook's products grow with d', those of a token do not once they are re-associated
+        assert 0 < formula < 0.5 * found
     elif case.name.startswith("hyper_mix"):
         assert 0.5 * found <= formula <= found
     else:

@@ -24,7 +24,6 @@ pytest.importorskip("transformers")
 import numpy as np
 
 from tests.lab import SMALL, settings, write_scores, write_table, write_text
-from tokmix import mixer as registry
 from tokmix import toy
 from tokmix.cli import main
 from tokmix.compare import graphs, outcomes, plan, pool, run, summary, worker
@@ -59,14 +58,6 @@ def here(monkeypatch):
     monkeypatch.setattr(pool, "Pool", Here)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("compare")
@@ -77,7 +68,6 @@ def data(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory):
     """Two stacks, two seeds, two fractions, and the bag of words."""
-    torch.set_num_threads(1)
     out, told = tmp_path_factory.mktemp("whole") / "out", []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "Pool", Here)
@@ -290,14 +280,11 @@ class Slow(Plain):
 
 
 @pytest.fixture
-def broken(tmp_path) -> Iterator[Path]:
+def broken(tmp_path, clean_registry) -> Iterator[Path]:
     """A file of bad mixers; whatever was imported of it is forgotten again."""
-    known = dict(registry._REGISTRY)
     (tmp_path / "broken.py").write_text(BROKEN)
     yield tmp_path / "broken.py"
     sys.modules.pop("tokmix_user_broken", None)
-    registry._REGISTRY.clear()
-    registry._REGISTRY.update(known)
 
 
 def command(*given, **environment) -> subprocess.Popen:
@@ -578,6 +565,15 @@ def test_what_does_not_work_is_said_in_one_line(given, told, data, tmp_path, cap
     assert main(["compare", *given, "--data", str(data), "--out", str(tmp_path / "out")]) == 1
     shown = capsys.readouterr().err
     assert told in shown and shown.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("stack", ["atention", "hypermlp"], ids=["no mixer", "one that does not fit the task"])
+def test_a_table_is_not_prepared_in_vain(stack, tmp_path, capsys):
+    write_table(tmp_path / "t.csv", 60)
+    assert main(["compare", stack, "--data", str(tmp_path / "t.csv"), "--out", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err.startswith("tokmix compare: ")
+    assert not (tmp_path / "out").exists(), "a second try would run into it"
 
 
 @pytest.mark.parametrize(

@@ -143,20 +143,15 @@ def test_one_command_checks_every_mixer(capsys: pytest.CaptureFixture[str]) -> N
             assert [check["training_counted"] for check in one["check"]] == one["total"]["training"]
 
 
+@pytest.mark.usefixtures("clean_registry")
 def test_a_formula_that_is_wrong_fails_the_check(capsys: pytest.CaptureFixture[str]) -> None:
-    known = dict(registry._REGISTRY)
-    try:
+    @tokmix.register("too_cheap")
+    class TooCheap(registry.mixer_class("attention")):  # type: ignore[misc]
+        def cost(self, length: int) -> tokmix.Cost:
+            return tokmix.Cost(super().cost(length).matmul - 1)
 
-        @tokmix.register("too_cheap")
-        class TooCheap(registry.mixer_class("attention")):  # type: ignore[misc]
-            def cost(self, length: int) -> tokmix.Cost:
-                return tokmix.Cost(super().cost(length).matmul - 1)
-
-        told = said(capsys, "too_cheap", *SMALL, "--check", code=1)
-        assert "NO" in told and said(capsys, "attention", *SMALL, "--check").count("yes") == 2
-    finally:
-        registry._REGISTRY.clear()
-        registry._REGISTRY.update(known)
+    told = said(capsys, "too_cheap", *SMALL, "--check", code=1)
+    assert "NO" in told and said(capsys, "attention", *SMALL, "--check").count("yes") == 2
 
 
 def test_tables_crossing_paper_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

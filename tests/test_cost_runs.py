@@ -44,14 +44,6 @@ KEYS = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 # --- counters --------------------------------------------------------------------------------------------------------
 
 
@@ -250,7 +242,6 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(data) -> Path:
-    torch.set_num_threads(1)
     given = {"train.steps": 9, "train.rows": 16, "train.evaluations": 2, "train.baseline": False, "model.dim": 16}
     run(data / "rows", data / "run", Settings.of(None, given | {"model.stack": "hypermixing(hidden=16), hsm"}), quiet=True)
     return data / "run"

@@ -20,8 +20,6 @@ from tokmix.data.split import holdout  # noqa: E402
 from tokmix.data.tokens import TokenFiles  # noqa: E402
 from tokmix.data.windows import Stream, WindowBatches  # noqa: E402
 
-torch.set_num_threads(1)
-
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):

@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("numpy")
 pytest.importorskip("tokenizers")
@@ -69,10 +68,6 @@ def small(monkeypatch):
     monkeypatch.setattr(stdlib, "VOCAB", 400)
     collect = snippets.collect
     monkeypatch.setattr(snippets, "collect", lambda root, most=None: collect(root, 12))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_the_demo_from_end_to_end(small, tmp_path, capsys):

@@ -7,14 +7,12 @@ import dataclasses
 import inspect
 import io
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import tokmix
-from tokmix import mixer as registry
 from tokmix.mixer import MODES, mixer_class, options
 
 ROOT = Path(__file__).parent.parent
@@ -115,14 +113,6 @@ def blocks(page: Path) -> list[tuple[int, str, str | None]]:
 
 
 BLOCKS = [pytest.param(page, *block, id=f"{page.name}:{block[0]}") for page in PAGES for block in blocks(page)]
-
-
-@pytest.fixture
-def clean_registry() -> Iterator[None]:
-    known = dict(registry._REGISTRY)
-    yield
-    registry._REGISTRY.clear()
-    registry._REGISTRY.update(known)
 
 
 @pytest.mark.usefixtures("clean_registry")

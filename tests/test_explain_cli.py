@@ -26,14 +26,6 @@ T, D = 6, 8
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def made(stack: str, causal: bool = False, layout: str = "pre") -> Model:
     torch.manual_seed(0)
     config = ModelConfig(stack=stack, dim=D, vocab=11, head="lm" if causal else "classify", causal=causal, max_len=16, layout=layout)
@@ -121,7 +113,6 @@ def test_samples_are_seeded_and_labelled() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("explain")
     short = {"train__steps": 2, "train__evaluations": 1}
     stack = "hypermixing(hidden=16), attention(heads=2)"

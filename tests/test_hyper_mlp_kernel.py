@@ -1,12 +1,11 @@
 """The kernels of HyperMLP and HyperGLU against float64: the output and every gradient, as exact as plain torch.
 
-On a CPU they run in Triton's interpreter, which has to be switched on before Python starts: `test_in_the_interpreter`
-starts a process for that. On a GPU: pytest -m gpu tests/test_hyper_mlp_kernel.py
+On a CPU they run in Triton's interpreter,
+started by `test_in_the_interpreter` of test_kernels.py; on a GPU: pytest -m gpu tests/test_hyper_mlp_kernel.py
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,15 +27,6 @@ from tokmix.ops.hyper_mlp.reference import Bank
 Tensors = dict[str, Tensor]
 WAYS = {"hyper_mlp", "hyper_mlp_backward"}
 PARTS = ("down", "up", "diagonal", "control")
-
-
-@pytest.mark.skipif(not dispatch.HAS_TRITON, reason="triton is not installed")
-@pytest.mark.skipif(dispatch.INTERPRETED, reason="already in the interpreter")
-def test_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-o", "addopts=", "-p", "no:cacheprovider", __file__, "-m", "not gpu"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-1000:]
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,10 @@ from tokmix.segments import Segments
 # The first product of a process may be one of a backward pass, whose thread has no CUDA context yet.
 pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 
-INTERPRETED = ["test_kernels.py", "test_kernel_ops.py", "test_kernel_mixers.py", "test_one_head_kernel.py", "test_decode_kernel.py"]
+INTERPRETED = [
+    "test_kernels.py", "test_kernel_ops.py", "test_kernel_mixers.py", "test_one_head_kernel.py", "test_decode_kernel.py",
+    "test_causal_kernel.py", "test_hyper_mlp_kernel.py",
+]  # fmt: skip
 
 
 @pytest.mark.skipif(not dispatch.HAS_TRITON, reason="triton is not installed")

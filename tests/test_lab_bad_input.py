@@ -27,14 +27,6 @@ QUICK = ["--model.dim", "16", "--train.steps", "3", "--train.evaluations", "1", 
 SMALL = [*QUICK, "--prepare.vocab", "300"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("good")

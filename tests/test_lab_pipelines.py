@@ -20,14 +20,6 @@ from tokmix.lab import modelfolder, predict
 from tokmix.lab.train import run
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def trained(data: Path, out: Path, **more) -> Path:
     run(data, out, settings(train__steps=4, train__evaluations=1, **more), quiet=True)
     return out / "model"

@@ -59,14 +59,6 @@ train.run(data, out, Settings.of(None, given), resume=True, quiet=True)
 """
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("resume")
@@ -98,7 +90,6 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory) -> Path:
-    torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("whole") / "run"
     run(data, out, Settings.of(None, GIVEN), quiet=True)
     return out

@@ -130,10 +130,7 @@ def data(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def alone(data, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("alone") / "run"
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     run(data, out, Settings.of(None, AVERAGED), quiet=True)
-    torch.set_num_threads(before)
     return out
 
 

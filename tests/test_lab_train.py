@@ -30,17 +30,8 @@ from tokmix.lab.world import World
 QUICK = {"train__epochs": 10, "train__lr": 5e-3, "train__rows": 16, "train__token_dropout": 0.0, "model__dropout": 0.1}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("lab")
     write_table(folder / "films.csv", 400)
     run(
@@ -54,7 +45,6 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def language_model(tmp_path_factory) -> Path:
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("lm")
     text = write_text(folder / "text")
     given = {"model__stack": "hsm*2, attention(heads=2)", "model__length": 32, "train__steps": 30, "prepare__vocab": 300}

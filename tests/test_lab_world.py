@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("numpy")
 pytest.importorskip("tokenizers")
@@ -71,10 +70,7 @@ def losses(out: Path) -> list[float]:
 @pytest.fixture(scope="module")
 def alone(data, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("alone") / "run"
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     run(data, out, Settings.of(None, GIVEN), quiet=True)
-    torch.set_num_threads(before)
     return out
 
 

@@ -48,7 +48,6 @@ REQUESTS, CLIENTS = 1000, 16
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("play")
     short = {"train__steps": 4, "train__evaluations": 1}
     stack = "hypermixing(hidden=16), attention(heads=2)"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,14 +9,7 @@ from torch import Tensor, nn
 import tokmix
 from tokmix import mixer as registry
 
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    tokmix.mixers()
-    known = dict(registry._REGISTRY)
-    yield
-    registry._REGISTRY.clear()
-    registry._REGISTRY.update(known)
+pytestmark = pytest.mark.usefixtures("clean_registry")
 
 
 def test_a_mixer_written_with_rows_works_everywhere() -> None:

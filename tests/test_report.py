@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("numpy")
 pytest.importorskip("tokenizers")
@@ -30,7 +29,6 @@ EVIL = "<script>window.hacked=1<" + "\u2028'\"&"
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("trained")
     write_table(folder / "films.csv", 120)
     stack = "hypermixing(hidden=16), attention(heads=2)"

@@ -9,7 +9,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("numpy")
 pytest.importorskip("tokenizers")
@@ -30,14 +29,6 @@ from tokmix.tune.search import run
 from tokmix.tune.space import Space
 from tokmix.tune.store import JOURNAL, Store, hide_password
 from tokmix.tune.trials import DEATHS, Trials
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,8 @@ from tokmix.ops.shift_mix import reference as shift_reference
 
 Shapes = dict[str, tuple[int, ...]]
 SHIFT, RANK, EPS = 16, 16, 1e-5
+BLOCK = 64  # tokens of a block of causal HyperMixing
+WIDE = 8  # times the width: the large d' that one head is timed with, too
 MATRICES = ("U", "V", "U2", "V2", "W", "A", "B")
 
 
@@ -91,10 +93,12 @@ def _textbook(t: Tensors) -> Tensor:
     return F.layer_norm(y, y.shape[-1:], t["gain"], t["bias"], EPS)
 
 
-def _hyper_shapes(one: bool, tied: bool) -> Callable[[Size], Shapes]:
+def _hyper_shapes(one: bool, tied: bool, wide: int = 1) -> Callable[[Size], Shapes]:
+    """wide: d' over d."""
+
     def shapes(size: Size) -> Shapes:
         H = 1 if one else size.heads
-        e = k = size.dim // H
+        e, k = size.dim // H, wide * size.dim // H
         net: Shapes = {"U": (H, e, e), "b": (H, e), "V": (H, e, k), "c": (H, k)}
         second = {} if tied else {name + "2": shape for name, shape in net.items()}
         return {"x": (size.rows, size.length, size.dim), **net, **second, "gain": (size.dim,), "bias": (size.dim,)}
@@ -118,6 +122,10 @@ def _causal_with(op: Callable[..., tuple[Tensor, Tensor, causal_op.Carry]]) -> B
     return body
 
 
+def _blocks(t: Tensors) -> Tensor:
+    return causal_op.block_hyper_mix(t["w_in"], t["w_out"], t["values"].transpose(1, 2), t["log_decay"], None, None, BLOCK)[0]
+
+
 def _causal_shapes(size: Size) -> Shapes:
     weights = (size.rows, size.heads, size.length, size.head)
     values = (size.rows, size.length, size.heads, size.head)  # as heads lie in a layer
@@ -127,6 +135,10 @@ def _causal_shapes(size: Size) -> Shapes:
 def causal_flops(size: Size) -> int:
     """A token written to its state, and read from it."""
     return 4 * size.rows * size.length * size.dim * size.head
+
+
+def _blocks_flops(size: Size) -> int:
+    return size.rows * causal_op.block_flops(size.length, BLOCK, size.heads, size.head, size.head, decay=True)
 
 
 # --- shift mixing ----------------------------------------------------------------------------------------------------
@@ -231,9 +243,12 @@ def cases(head: int) -> list[Case]:
             count = lambda size, one=one, tied=tied: hyper_flops(size, 1 if one else size.heads, size.dim, tied)
             name = f"hyper_mix, {'one head' if one else f'heads of {head}'}, {'tied' if tied else 'untied'}"
             found.append(Case(name, False, _hyper_shapes(one, tied), _hyper, _textbook, count))
+    large = f"hyper_mix, one head, untied, d' = {WIDE} d", False, _hyper_shapes(True, False, WIDE), _hyper, _textbook
+    found.append(Case(*large, lambda size: hyper_flops(size, 1, WIDE * size.dim, False)))
     scan = _causal_with(causal_op.causal_hyper_mix), _causal_with(causal_reference.causal_hyper_mix)
     found += [
         Case(f"causal_hyper_mix, heads of {head}", True, _causal_shapes, *scan, causal_flops, 2048, unrolls=True),
+        Case(f"causal_hyper_mix, heads of {head}, blocks of {BLOCK}", True, _causal_shapes, _blocks, _blocks, _blocks_flops),
         Case("shift_mix, vector", True, _shift_shapes(vector), _weighted, _plain_weighted, _products(0)),
         Case("shift_mix, ab", True, _shift_shapes(lambda d: {"a": (1, 1), "b": (1, 1)}), _weighted, _plain_weighted, _products(0)),
         Case("shift_mix, gate", True, _shift_shapes(lambda d: {"W": (1, d, d), "c": (1, d)}), _gate, _plain_gate, _products(1)),

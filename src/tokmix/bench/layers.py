@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tokmix.bench import rule
-from tokmix.bench.cases import Size, hyper_flops
+from tokmix.bench.cases import BLOCK, Size, hyper_flops
 from tokmix.bench.clock import Call
 from tokmix.bench.ops import best_of, size_of
 from tokmix.bench.rivals import attention_layers
@@ -37,12 +37,13 @@ def layers(dim: int, head: int) -> list[Made]:
         for said, count in (("one head", 1), (f"heads of {head}", heads))
         for tied in (True, False)
     ]
-    found.append(Made(f"hypermixing, causal, heads of {head}", "hypermixing", True, {"heads": heads, "hidden": dim}))
+    causal = f"hypermixing, causal, heads of {head}"
+    found.append(Made(causal, "hypermixing", True, {"heads": heads, "hidden": dim}))
+    found.append(Made(f"{causal}, blocks of {BLOCK}", "hypermixing", True, {"heads": heads, "hidden": dim, "block": BLOCK}))
     found += [Made(f"hsm, {kind}", "hsm", True, {"variant": kind, "shift": 16}) for kind in ("vector", "ab", "gate", "matrix")]
     found += [Made(name, name, True) for name in ("hypermlp", "hyperglu")]
     found += [
-        Made(f"linear_attention, {'causal' if causal else 'full'}", "linear_attention", causal, {"heads": heads})
-        for causal in (False, True)
+        Made(f"linear_attention, {'causal' if ahead else 'full'}", "linear_attention", ahead, {"heads": heads}) for ahead in (False, True)
     ]
     return [*found, Made("fnet", "fnet", False)]  # fmt: skip
 

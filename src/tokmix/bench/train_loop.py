@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tokmix.bench.session import Session
 from tokmix.data.batches import Batch
@@ -24,6 +24,7 @@ from tokmix.data.prepare import prepare
 from tokmix.data.tokens import TokenFiles
 from tokmix.lab.checkpoint import Checkpoints
 from tokmix.lab.engine import Engine
+from tokmix.lab.meter import Meter
 from tokmix.lab.settings import Settings
 from tokmix.lab.task import Work
 from tokmix.lab.world import World
@@ -31,9 +32,12 @@ from tokmix.lab.world import World
 WORDS, SEED = 3000, 0
 
 
-class NoCheckpoints(Checkpoints):
-    def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
-        return self.folder
+class Unsaved(Engine):
+    """A turn is a whole run, of few steps: the checkpoint at its end, all weights and moments copied to the host, would weigh as
+    much as the steps, and so would the opening of the energy counter."""
+
+    def save(self) -> None:
+        self.look()
 
 
 def run(session: Session) -> None:
@@ -101,7 +105,8 @@ class Plain:
 
 class ByEngine:
     def __init__(self, work: Work, world: World, folder: Path):
-        self.engine = Engine(work, world, NoCheckpoints(folder))
+        self.engine = Unsaved(work, world, Checkpoints(folder))
+        self.engine.meter = Meter(world.device, counter=lambda device: "not asked for")
 
     def run(self, steps: int) -> int:
         before = self.engine.progress.tokens

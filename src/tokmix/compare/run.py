@@ -7,7 +7,6 @@ compare.json, table.txt, cost.png, curves.png
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 import sys
@@ -20,11 +19,11 @@ import tokmix
 from tokmix.checks import at_least
 from tokmix.compare import draw, outcomes, plan, pool, summary, text, worker
 from tokmix.data.folder import check_free, write_text
-from tokmix.data.prepare import prepare
 from tokmix.data.tokens import TokenFiles, is_prepared
 from tokmix.lab import baseline
 from tokmix.lab.imports import import_files
 from tokmix.lab.machine import machine, versions
+from tokmix.lab.opening import check_not_late, check_stack, nothing_left_of, prepare_settings, prepared_in, source_of
 from tokmix.lab.settings import Settings
 from tokmix.lab.task import final_split, main_figure, task_of
 
@@ -54,11 +53,14 @@ def compare(
     if not resume:
         check_free(folder)
     import_files(imports)
-    files = open_data(Path(data), folder, settings)
-    task, split = task_of(files.card, settings.train.task), final_split(files, settings.train.final)
-    if split is None:
-        raise ValueError(f"{data} has no valid or test split: there is nothing to compare on")
-    entries, notes = plan.entries(files, names, settings, match)
+    for name in names:
+        check_stack(name)
+    with nothing_left_of(folder, new=not folder.exists()):
+        files = open_data(Path(data), folder, settings)
+        task, split = task_of(files.card, settings.train.task), final_split(files, settings.train.final)
+        if split is None:
+            raise ValueError(f"{data} has no valid or test split: there is nothing to compare on")
+        entries, notes = plan.entries(files, names, settings, match)
     absent = why_no_bag(task)
     runs = plan.runs(entries, numbers, shares, bag=absent is None)
     for line in notes:
@@ -75,23 +77,18 @@ def compare(
 
 def open_data(data: Path, folder: Path, settings: Settings) -> TokenFiles:
     """Prepared once, for all runs. A folder that was begun on other data is left alone."""
-    ready = is_prepared(data)
-    if ready and settings.prepare:
-        raise ValueError(f"{data} is prepared already, so prepare.{next(iter(settings.prepare))} comes too late")
-    wanted = dict(settings.prepare) if settings.train.task is None else {"task": settings.train.task, **settings.prepare}
-    source = hashlib.sha256((data / "card.json").read_bytes()).hexdigest() if ready else data.name
-    asked = json.loads(json.dumps({"source": source, "prepare": {} if ready else wanted}))
+    check_not_late(data, settings.prepare, "prepare.")
+    asked = json.loads(json.dumps({"source": source_of(data), "prepare": {} if is_prepared(data) else prepare_settings(settings)}))
     path = folder / ASKED
     if path.is_file():
         if json.loads(path.read_text(encoding="utf-8")) != asked:
             raise ValueError(f"{folder} was started on other data, so it cannot be resumed on {data}")
     elif folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} exists and is not a comparison: nothing is overwritten; name another folder")
-    if not ready and not (folder / "data").exists():
-        prepare(data, folder / "data", **wanted)
+    files = TokenFiles(prepared_in(data, folder, settings))
     folder.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(asked, indent=1) + "\n")
-    return TokenFiles(data if ready else folder / "data")
+    return files
 
 
 def why_no_bag(task: str) -> str | None:

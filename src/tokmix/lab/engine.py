@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -207,10 +207,9 @@ class Engine:
     def _loss(self, batch: Batch) -> Tensor:
         """Of this rank's part: summed, and divided by the targets of all parts."""
         self.model.train()
-        moved = batch.to(self.world.device)
-        ids = self.work.hide_tokens(batch.ids).to(self.world.device)
+        moved = replace(batch, ids=self.work.hide_tokens(batch.ids)).to(self.world.device)
         with self._precision():
-            outputs = self.model(ids, moved.segments)
+            outputs = self.model(moved.ids, moved.segments)
         return self.work.loss(outputs, moved) * (batch.weight / max(batch.total, 1))
 
     def _precision(self) -> Any:

@@ -12,6 +12,7 @@ from tokmix.data.prepare import prepare
 from tokmix.data.read import Part, Text, open_source
 from tokmix.data.tokens import TokenFiles, TokenSplit, is_prepared
 from tokmix.lab.modelfolder import Trained
+from tokmix.lab.opening import check_not_late
 
 
 def columns_of(trained: Trained) -> dict[str, Any]:
@@ -26,8 +27,7 @@ def columns_of(trained: Trained) -> dict[str, Any]:
 def token_files(trained: Trained, data: str | Path, settings: dict[str, Any]) -> Iterator[TokenFiles]:
     """Prepared data as it is (it has to have the model's tokenizer and classes); other data is prepared in a folder that goes away."""
     if is_prepared(data):
-        if settings:
-            raise ValueError(f"{data} is prepared already, so {next(iter(settings))} comes too late")
+        check_not_late(data, settings)
         files = TokenFiles(data)
         if files.card.tokenizer["sha256"] != trained.record["tokenizer"]["sha256"]:
             raise ValueError(f"{data} was prepared with another tokenizer than {trained.folder}: give the data itself, or prepare it anew")

@@ -12,29 +12,25 @@ run("reviews.csv", "run")  ->  the record of the run (training.json)
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import tokmix
-from tokmix import stack
 from tokmix.data.folder import check_free, write_text
-from tokmix.data.prepare import prepare
-from tokmix.data.tokens import TokenFiles, is_prepared
+from tokmix.data.tokens import TokenFiles
 from tokmix.lab import account, baseline, modelfolder, ngram, report, warmup
 from tokmix.lab.checkpoint import Checkpoints
 from tokmix.lab.engine import Diverged, Engine, Interrupted
 from tokmix.lab.imports import import_files
+from tokmix.lab.opening import check_not_late, check_stack, nothing_left_of, prepared_in, source_of
 from tokmix.lab.settings import Settings, differences
 from tokmix.lab.spread import spread
 from tokmix.lab.task import Work, main_figure
 from tokmix.lab.world import World, join_world
-from tokmix.mixer import check_options
 
 RUN = "run.json"
 # What may change on --resume.
@@ -55,40 +51,27 @@ def run(
     if not resume and int(os.environ.get("RANK", "0")) == 0:
         check_free(out)
     import_files(imports)
-    _check_stack(settings)
+    if settings.model.stack is not None:
+        check_stack(settings.model.stack)
     with join_world(settings.train.device) as world:
         spread(settings.train.shard, world)  # what cannot be is said before anything is written
         say: Callable[[str], None] = print if world.first and not quiet else lambda line: None
         if (out / "model" / modelfolder.RECORD).is_file() and resume:
             say(f"{out / 'model'} is there already: this run has ended")
             return json.loads((out / "model" / modelfolder.RECORD).read_text(encoding="utf-8"))
-        new = not out.exists()
-        try:
+        with nothing_left_of(out, new=world.first and not out.exists()):
             if world.first:
                 _open_run(Path(data), out, settings)
             world.wait()
-            work = Work(TokenFiles(data if is_prepared(data) else out / "data"), settings)
-        except BaseException:
-            if new and world.first:  # bad data, or settings that do not fit it: leave nothing that a second try would run into
-                shutil.rmtree(out, ignore_errors=True)
-            raise
+            work = Work(TokenFiles(prepared_in(Path(data), out, settings)), settings)
         say(work.card.summary())
         return _Run(work, out, world, say, quiet or not world.first).train(resume)
 
 
-def _check_stack(settings: Settings) -> None:
-    """Before anything is written: a stack that no task could have."""
-    if settings.model.stack is not None:
-        for spec in stack.parse(settings.model.stack):
-            check_options(spec.name, spec.options)
-
-
 def _open_run(data: Path, out: Path, settings: Settings) -> None:
     """Make the folder and note what was asked, or see that it is what was asked before; prepare the data."""
-    prepared = is_prepared(data)
-    if prepared and settings.prepare:
-        raise ValueError(f"{data} is prepared already, so prepare.{next(iter(settings.prepare))} comes too late")
-    source = hashlib.sha256((data / "card.json").read_bytes()).hexdigest() if prepared else data.name
+    check_not_late(data, settings.prepare, "prepare.")
+    source = source_of(data)
     asked = json.loads(json.dumps({"source": source, "settings": settings.record()}))
     path = out / RUN
     if path.is_file():
@@ -103,12 +86,7 @@ def _open_run(data: Path, out: Path, settings: Settings) -> None:
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / ".run.json", json.dumps(asked, indent=1))
         (out / ".run.json").rename(path)
-    if not prepared and not (out / "data").exists():
-        prepare(data, out / "data", **_prepare_settings(settings))
-
-
-def _prepare_settings(settings: Settings) -> dict[str, Any]:
-    return settings.prepare if settings.train.task is None else {"task": settings.train.task, **settings.prepare}
+    prepared_in(data, out, settings)
 
 
 class _Run:

@@ -11,10 +11,8 @@ The same command, run again here or on another machine, joins the search.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,9 @@ import torch
 
 from tokmix.checks import at_least
 from tokmix.data.folder import write_text
-from tokmix.data.prepare import prepare
 from tokmix.data.tokens import TokenFiles, is_prepared
 from tokmix.lab.imports import import_files
+from tokmix.lab.opening import card_hash, check_not_late, nothing_left_of, prepared_in
 from tokmix.lab.settings import Settings
 from tokmix.lab.task import Work
 from tokmix.tune import report
@@ -104,26 +102,16 @@ def _open(
     out = store.out
     if resume and not (out / MARK).is_file() and not store.shared:
         raise ValueError(f"--resume: there is no study in {out}")
-    if is_prepared(data) and settings.prepare:
-        raise ValueError(f"{data} is prepared already, so prepare.{next(iter(settings.prepare))} comes too late")
+    check_not_late(data, settings.prepare, "prepare.")
     asked = json.loads(json.dumps({"settings": settings.record(), "space": space.record(), "threads": threads}))
     asked["source"] = "prepared" if is_prepared(data) else f"{data.name}, {data.stat().st_size:,} bytes" if data.is_file() else data.name
     out.mkdir(parents=True, exist_ok=True)
-    with holding(out / ".lock"):
-        made = _mark(out, asked)
-        try:
-            folder = data if is_prepared(data) else out / "data"
-            if not folder.exists():
-                task = {} if settings.train.task is None else {"task": settings.train.task}
-                prepare(data, folder, **{**task, **settings.prepare})
-            asked["data"] = hashlib.sha256((folder / "card.json").read_bytes()).hexdigest()
-            files = TokenFiles(folder)
-            _try_shapes(files, settings, space, trials)
-            figure = figure_of(Work(files, trial_settings(settings, space.draw(settings.train.seed, 0), None)))
-        except BaseException:
-            if made:  # leave nothing that a second try would run into
-                shutil.rmtree(out, ignore_errors=True)
-            raise
+    with holding(out / ".lock"), nothing_left_of(out, new=_mark(out, asked)):
+        folder = prepared_in(data, out, settings)
+        asked["data"] = card_hash(folder)
+        files = TokenFiles(folder)
+        _try_shapes(files, settings, space, trials)
+        figure = figure_of(Work(files, trial_settings(settings, space.draw(settings.train.seed, 0), None)))
     return folder, asked, figure
 
 

@@ -1,0 +1,61 @@
+"""What `train`, `tune` and `compare` do before anything runs: look at what was given, prepare the data, leave nothing behind in vain."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tokmix import stack
+from tokmix.data.prepare import prepare
+from tokmix.data.tokens import is_prepared
+from tokmix.lab.settings import Settings
+from tokmix.mixer import check_options
+
+
+def check_stack(text: str) -> None:
+    """A stack that no task could have; whether it fits the data, only the data tells."""
+    for spec in stack.parse(text):
+        check_options(spec.name, spec.options)
+
+
+def source_of(data: Path) -> str:
+    """What a run is compared by when it is resumed: the content of prepared data, the name of other."""
+    return card_hash(data) if is_prepared(data) else data.name
+
+
+def card_hash(folder: Path) -> str:
+    return hashlib.sha256((folder / "card.json").read_bytes()).hexdigest()
+
+
+def check_not_late(data: str | Path, settings: dict[str, Any], prefix: str = "") -> None:
+    """Settings of preparing are of no use where that is done."""
+    if settings and is_prepared(data):
+        raise ValueError(f"{data} is prepared already, so {prefix}{next(iter(settings))} comes too late")
+
+
+def prepare_settings(settings: Settings) -> dict[str, Any]:
+    return settings.prepare if settings.train.task is None else {"task": settings.train.task, **settings.prepare}
+
+
+def prepared_in(data: Path, out: Path, settings: Settings) -> Path:
+    """The folder of token files: `data` itself where it is one, else out/data, made where it is not there yet."""
+    if is_prepared(data):
+        return data
+    if not (out / "data").exists():
+        prepare(data, out / "data", **prepare_settings(settings))
+    return out / "data"
+
+
+@contextmanager
+def nothing_left_of(out: Path, new: bool) -> Iterator[None]:
+    """Bad data, or settings that do not fit it: a new folder goes away again, as a second try would run into it."""
+    try:
+        yield
+    except BaseException:
+        if new:
+            shutil.rmtree(out, ignore_errors=True)
+        raise
