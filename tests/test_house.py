@@ -19,7 +19,7 @@ SOURCE = ROOT / "src" / "tokmix"
 ROOMS = [
     "checks", "places", "segments", "mixer", "rowmixer", "positions", "features", "ops", "layers", "stack", "block", "model", "sampling",
     "budget", "adapt",
-    "data", "hf", "toy", "explain", "plots", "lab", "tune", "compare", "report", "play", "summary", "cost", "bench",
+    "data", "hf", "toy", "explain", "plots", "lab", "tune", "compare", "report", "play", "summary", "cost", "bench", "papers",
     "demo", "arguments", "commands", "cli", "__main__",
 ]  # fmt: skip
 

@@ -69,3 +69,20 @@ def _ends(segments: Layout, mask: Tensor, before: Tensor) -> Tensor | None:
     goes_on = F.pad(mask[:, 1:] & (before[:, 1:] == before[:, :-1] + 1), (0, 1))
     ends = mask & ~goes_on
     return ends if int(ends.sum()) == sum(length > 0 for length in segments.lengths) else None
+
+
+def padded_places(lengths: Tensor, T: int) -> Tensor:
+    """`places_of` for one sequence a row, lengths [B], made on their device."""
+    column = torch.arange(T, device=lengths.device).expand(len(lengths), T)
+    end = lengths[:, None] - 1
+    return torch.where(column <= end, torch.stack([column, end - column]), -1).int()
+
+
+def padded_chunks(lengths: Tensor, T: int, size: int = PIECE) -> Chunks | None:
+    """`chunks_of` for one sequence of at least one token a row. None where rows may be longer than a piece: how many pieces there
+    are would depend on the lengths, which only their device knows."""
+    if size < T:
+        return None
+    row = torch.arange(len(lengths) + 1, device=lengths.device)
+    start = row[:-1] * T
+    return Chunks(torch.stack([row[:-1], start, start + lengths], 1).int(), row.int(), size, False)

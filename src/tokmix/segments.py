@@ -176,6 +176,21 @@ class Segments:
         segments._build(host, (host == 1) & (host.cumsum(1) == 1), mask.device)
         return segments
 
+    @classmethod
+    def padded(cls, lengths: Tensor, T: int) -> Segments:
+        """One sequence of 1 to T tokens a row, lengths [B], made on their device without asking the host: for CUDA graphs, which
+        are recorded once and see other lengths at each replay. What the host knows of it are bounds: T for every length."""
+        segments, B, device = cls.__new__(cls), lengths.shape[0], lengths.device
+        column = torch.arange(T, device=device)
+        mask = column < lengths[:, None]
+        segments.ids, segments.mask, segments.positions = mask.long(), mask, torch.where(mask, column, 0)
+        segments.lengths, segments.row_counts, segments.longest, segments.packed = (T,) * B, (1,) * B, T, False
+        segments.cu_seqlens = F.pad(lengths.cumsum(0), (1, 0)).int()
+        segments.places, segments.chunks = places.padded_places(lengths, T), places.padded_chunks(lengths, T)
+        layout = _Layout([_Group(None, Rows(mask, lengths))], segments.positions, torch.arange(B, device=device), mask)
+        segments._grouped = segments._single = layout
+        return segments
+
     def _build(self, ids: Tensor, starts: Tensor, device: torch.device) -> None:
         B, T = ids.shape
         self.ids, self.mask = ids, ids != 0

@@ -17,9 +17,9 @@ Task = dict[str, Any]
 
 
 class Pool:
-    def __init__(self, devices: Sequence[str], threads: int, log: Path):
-        """devices: one for each worker; threads: those that torch may use in each of them."""
-        self.devices, self.threads, self.log = devices, threads, log
+    def __init__(self, devices: Sequence[str], threads: int, log: Path, module: str = "tokmix.compare.worker"):
+        """devices: one for each worker; threads: those that torch may use in each of them; module: what a worker runs."""
+        self.devices, self.threads, self.log, self.module = devices, threads, log, module
         self.workers: dict[int, subprocess.Popen[str]] = {}
         self.lock, self.stopped = threading.Lock(), False
 
@@ -50,8 +50,7 @@ class Pool:
                 task = todo.get_nowait()
             except queue.Empty:
                 break
-            answer = self._ask(place, {**task, "settings": task["settings"] | {"train.device": self.devices[place]}})
-            done.put((task, answer))
+            done.put((task, self._ask(place, {**task, "device": self.devices[place]})))
         if place in self.workers:
             self._end(place)
 
@@ -89,7 +88,7 @@ class Pool:
         with open(self.log, "a") as log:
             # A session of its own: Ctrl-C comes to us alone, and we tell the workers.
             return subprocess.Popen(
-                [sys.executable, "-m", "tokmix.compare.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                [sys.executable, "-m", self.module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 text=True, env=environment, start_new_session=True,
             )  # fmt: skip
 

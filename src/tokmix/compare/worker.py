@@ -1,7 +1,6 @@
-"""A process that does the runs it is told: `python -m tokmix.compare.worker`, a task a line on standard input, an answer a line
-on standard output.
+"""A process that does the runs it is told: `python -m tokmix.compare.worker`, fed by a pool. When it is told to end in the middle
+of a run, the run saves a checkpoint first.
 
-It lives as long as whoever started it: when standard input ends in the middle of a run, the run saves a checkpoint and ends.
 One run folder has one owner at a time; a second one waits for the first, and then finds the run finished.
 """
 
@@ -9,41 +8,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import queue
 import shutil
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tokmix.compare.serve import serve
+
 RESULT = "result.json"
-
-
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what anything else prints is no answer
-    tasks: queue.Queue[str | None] = queue.Queue()
-    busy = threading.Event()
-    threading.Thread(target=_read, args=(tasks, busy), daemon=True).start()
-    while (line := tasks.get()) is not None:
-        busy.set()
-        answer = do(json.loads(line))
-        busy.clear()
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-
-def _read(tasks: queue.Queue[str | None], busy: threading.Event) -> None:
-    for line in sys.stdin:
-        tasks.put(line)
-    tasks.put(None)
-    if busy.is_set():
-        os.kill(os.getpid(), signal.SIGTERM)  # a run that trains saves a checkpoint first
 
 
 def do(task: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +78,7 @@ def _train(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     from tokmix.lab.task import Work, main_figure
     from tokmix.lab.world import join_world
 
-    settings = Settings.of(None, task["settings"])
+    settings = Settings.of(None, task["settings"] | {"train.device": task["device"]})
     record = train.run(task["data"], folder, settings, resume=True, imports=task["imports"], quiet=True)
     with join_world(settings.train.device) as world:
         trained = modelfolder.load(folder / "model", world.device)
@@ -160,6 +135,6 @@ def _shared(cost: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     try:
-        main()
+        serve(do)
     except KeyboardInterrupt:  # after a clean checkpoint
         sys.exit(130)

@@ -1,0 +1,45 @@
+"""A process that does jobs: `python -m tokmix.papers.worker`, fed by a pool (compare/pool.py). What came of a job stands in its file."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tokmix.compare.serve import serve
+
+
+def do(task: dict[str, Any]) -> dict[str, Any]:
+    """A job that fails has failed for good: its one line is its outcome, and the log has the rest."""
+    import torch
+
+    from tokmix.bench.machine import code
+    from tokmix.lab.machine import machine, versions
+    from tokmix.lab.meter import Meter
+    from tokmix.papers.job import Context, Job, runner
+    from tokmix.papers.results import write
+
+    job = Job(task["key"], task["kind"], task["spec"])
+    device = torch.device(task["device"])
+    context = Context(
+        device, None if task["data"] is None else Path(task["data"]), lambda text: print(f"{job.key}: {text}", file=sys.stderr)
+    )
+    meter = Meter(device)
+    meter.start()
+    try:
+        outcome = runner(job.kind)(job.spec, context)
+    except Exception as error:
+        traceback.print_exc()
+        outcome = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}", "runs": []}
+    meter.stop()
+    measured = meter.totals() | {"workers": task["workers"]}
+    if task["workers"] > 1:  # the counter is that of all of them
+        measured["energy_joules"] = None
+    record = {"key": job.key, "kind": job.kind, "spec": job.spec, "outcome": outcome, "measured": measured}
+    write(Path(task["out"]), record | {"machine": machine(), "versions": versions(), "code": code()})
+    return {"state": "failed" if "error" in outcome else "finished", "error": outcome.get("error"), "seconds": measured["seconds"]}
+
+
+if __name__ == "__main__":
+    serve(do)

@@ -1,0 +1,125 @@
+"""Models trained side by side are the models that each would be alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokmix.mixer import mixer_class, mixers
+from tokmix.model import Model, ModelConfig
+from tokmix.papers import fleet
+from tokmix.segments import Segments
+
+T, ROWS, BATCH = 12, 40, 8
+BOTH_WAYS = [name for name in mixers() if {"bidirectional", "padded"} <= mixer_class(name).modes]
+
+
+def config(stack: str = "hypermixing(hidden=16), attention(heads=2)") -> ModelConfig:
+    return ModelConfig(stack=stack, dim=16, vocab=50, head="classify", causal=False, max_len=T)
+
+
+def model(seed: int, stack: str = "hypermixing(hidden=16), attention(heads=2)") -> Model:
+    torch.manual_seed(seed)
+    return Model(config(stack))
+
+
+class Data:
+    def __init__(self, device: str = "cpu"):
+        chance = torch.Generator().manual_seed(0)
+        self.ids = torch.randint(0, 50, (ROWS, T), generator=chance).to(device)
+        self.lengths = torch.randint(1, T + 1, (ROWS,), generator=chance).to(device)
+        self.labels = torch.randint(0, 2, (ROWS,), generator=chance).to(device)
+
+    def loss(self, model: nn.Module, index: Tensor, width: int) -> Tensor:
+        segments = Segments.padded(self.lengths[index].clamp(max=width), width)
+        return F.cross_entropy(model(self.ids[index][:, :width], segments), self.labels[index])
+
+
+def batches(members: int, steps: int) -> Iterator[tuple[int, Tensor]]:
+    """Of two widths; member k's rows do not depend on how many members there are."""
+    for step in range(steps):
+        rows = [torch.randint(0, ROWS, (BATCH,), generator=torch.Generator().manual_seed(1000 * step + k)) for k in range(members)]
+        yield (T if step % 3 else T // 2), torch.stack(rows)
+
+
+RECIPE = fleet.Recipe(steps=9, warmup=2, schedule="cosine", lowest=1e-4, clip=0.5, precision="float32")
+
+
+def trained(members: list[fleet.Member], device: str = "cpu", each: int = 4) -> list[tuple[int, list[float]]]:
+    told: list[tuple[int, list[float]]] = []
+    place = torch.device(device)
+    fleet.train(
+        members, Data(device).loss, batches(len(members), RECIPE.steps), RECIPE, place, every=each, report=lambda *one: told.append(one)
+    )
+    return told
+
+
+def by_hand(one: Model, lr: float, weight_decay: float, place: int) -> list[float]:
+    """The loop that anybody would write."""
+    data, losses = Data(), []
+    optimizer = torch.optim.AdamW(one.parameters(), lr, weight_decay=weight_decay)
+    for step, (width, index) in enumerate(batches(place + 1, RECIPE.steps)):
+        for group in optimizer.param_groups:
+            group["lr"] = RECIPE.rates(lr)[step]
+        loss = data.loss(one, index[place], width)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(one.parameters(), 0.5)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def test_each_member_is_what_a_plain_loop_makes_of_it() -> None:
+    members = [fleet.Member(model(0), 1e-2), fleet.Member(model(1), 3e-3, weight_decay=0.1)]
+    told = trained(members)
+    assert [step for step, _ in told] == [4, 8, 9]
+    for place, member in enumerate(members):
+        alone = model(place)
+        losses = by_hand(alone, member.lr, member.weight_decay, place)
+        for ours, theirs in zip(member.model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs)
+        spans = [losses[:4], losses[4:8], losses[8:]]
+        for (_, means), span in zip(told, spans, strict=True):
+            assert means[place] == pytest.approx(sum(span) / len(span), rel=1e-5)
+
+
+def test_the_rate_rises_then_falls() -> None:
+    rates = fleet.Recipe(steps=6, warmup=2, schedule="cosine", lowest=0.1).rates(1.0)
+    assert rates[:3] == [0.5, 1.0, 1.0] and rates[4] == pytest.approx(0.55) and rates == sorted(rates[:1]) + sorted(rates[1:], reverse=True)
+    assert fleet.Recipe(steps=4, warmup=2).rates(1.0) == [0.5, 1.0, 1.0, 1.0]
+
+
+def test_too_few_batches_are_an_error() -> None:
+    with pytest.raises(ValueError, match="9 steps, but there were 2 batches"):
+        fleet.train(
+            [fleet.Member(model(0), 1e-3)], Data().loss, batches(1, 2), RECIPE, torch.device("cpu"), every=9, report=lambda *_: None
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_segments_made_on_the_device_are_those_of_the_host(name: str) -> None:
+    data, one = Data(), model(0, f"{name}*2").double()
+    padded, usual = Segments.padded(data.lengths, T), Segments.from_lengths(data.lengths, T)
+    torch.testing.assert_close(one(data.ids, padded), one(data.ids, usual), rtol=0, atol=1e-12)
+    for field in ("ids", "mask", "positions", "cu_seqlens", "places"):
+        assert torch.equal(getattr(padded, field), getattr(usual, field)), field
+    assert padded.chunks is not None and usual.chunks is not None
+    assert torch.equal(padded.chunks.table, usual.chunks.table) and torch.equal(padded.chunks.first, usual.chunks.first)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_a_recording_gives_the_numbers_of_the_host(name: str) -> None:
+    on_gpu, on_cpu = ([fleet.Member(model(seed, f"{name}*2"), 1e-3) for seed in range(3)] for _ in range(2))
+    told, wanted = trained(on_gpu, "cuda"), trained(on_cpu)
+    for (_, ours), (_, theirs) in zip(told, wanted, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3)
+    for ours, theirs in zip(on_gpu, on_cpu, strict=True):
+        for a, b in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+            torch.testing.assert_close(a.cpu(), b, rtol=1e-3, atol=1e-4)

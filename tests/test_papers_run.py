@@ -1,0 +1,93 @@
+"""Jobs of an item: resumed, in phases, as far as the time goes, failures kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokmix.papers import job as jobs
+from tokmix.papers import results
+from tokmix.papers.item import Item
+from tokmix.papers.job import Context, Job
+from tokmix.papers.run import run
+
+
+def work(spec: dict[str, Any], context: Context) -> dict[str, Any]:
+    """A kind for these tests, done by the worker processes."""
+    if spec.get("breaks"):
+        raise ValueError("no luck\nwith this one")
+    return {"runs": [{"seed": seed, "score": spec["value"] + seed} for seed in spec["seeds"]]}
+
+
+def item(name: str = "made_up", value: int = 1, breaks: bool = False) -> Item:
+    def named(quick: bool, outcomes: dict[str, dict[str, Any]]) -> list[Job]:
+        search = Job("search", "made_up", {"value": value, "seeds": [0, 1], "breaks": breaks}, weight=2)
+        other = Job("other", "made_up", {"value": 7, "seeds": [0], "quick": quick})
+        found = [search, other]
+        if "search" in outcomes and (scores := outcomes["search"]["runs"]):
+            found.append(Job("final", "made_up", {"value": max(run["score"] for run in scores), "seeds": [5]}))
+        return found
+
+    return Item("hypermixer", name, "made up", named, lambda _: "")
+
+
+@pytest.fixture(autouse=True)
+def kind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Workers are processes: they learn of the kind through a module that Python runs at its start."""
+    tests = Path(__file__).parent
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("from tokmix.papers import job\njob.KINDS['made_up'] = 'test_papers_run:work'\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{tests}:{tests.parent / 'src'}")
+    monkeypatch.setitem(jobs.KINDS, "made_up", "test_papers_run:work")
+
+
+def test_phases_follow_each_other_and_a_second_call_does_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert run([item()], tmp_path / "out", data=None, workers=2, device="cpu", say=said.append)
+    content = results.load(tmp_path / "out" / "made_up.json")
+    assert [one["key"] for one in content["jobs"]] == ["search", "other", "final"]
+    assert results.outcomes(content)["final"]["runs"] == [{"seed": 5, "score": 7}]
+    first = content["jobs"][0]
+    assert first["measured"]["seconds"] > 0 and first["versions"]["torch"] and first["code"]["source_sha256"] and first["machine"]["cores"]
+    assert len(content["calls"]) == 1 and content["calls"][0]["seconds"] > 0
+    said.clear()
+    assert run([item()], tmp_path / "out", data=None, workers=2, device="cpu", say=said.append) and not said
+    assert results.load(tmp_path / "out" / "made_up.json") == content
+
+
+def test_another_setting_is_another_job(tmp_path: Path) -> None:
+    run([item(value=1)], tmp_path, data=None, workers=1, device="cpu", say=lambda _: None)
+    run([item(value=3)], tmp_path, data=None, workers=1, device="cpu", say=lambda _: None)
+    assert results.outcomes(results.load(tmp_path / "made_up.json"))["final"]["runs"] == [{"seed": 5, "score": 9}]
+
+
+def test_a_failure_is_an_outcome_in_one_line(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert run([item(breaks=True)], tmp_path, data=None, workers=1, device="cpu", say=said.append)
+    outcome = results.outcomes(results.load(tmp_path / "made_up.json"))["search"]
+    assert outcome["error"] == "ValueError: no luck with this one" and any("no luck with this one" in line for line in said)
+
+
+def test_no_time_means_not_run(tmp_path: Path) -> None:
+    assert not run([item()], tmp_path, data=None, workers=1, device="cpu", minutes=0, say=lambda _: None)
+    content = results.load(tmp_path / "made_up.json")
+    assert [one["outcome"] for one in content["jobs"]] == [None, None] and results.outcomes(content) == {}
+
+
+def test_a_call_shares_its_cost_among_its_items(tmp_path: Path) -> None:
+    run([item("one"), item("two")], tmp_path, data=None, workers=1, device="cpu", say=lambda _: None)
+    for name in ("one", "two"):
+        assert results.load(tmp_path / f"{name}.json")["calls"][0]["seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [("{", "is no results file"), ("[]", "is no results file"), (json.dumps({"format": "tokmix-papers", "version": 9}), "version 9")],
+)
+def test_other_files_are_refused(tmp_path: Path, content: str, told: str) -> None:
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(ValueError, match=told):
+        results.load(tmp_path / "x.json")
