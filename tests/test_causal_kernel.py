@@ -99,7 +99,7 @@ def test_scan(device: str, shape: str, decay: bool) -> None:
 
 @pytest.mark.parametrize("device", DEVICES[1:])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("k", "e"), [(64, 64), (128, 128), choice.WIDEST], ids=str)
+@pytest.mark.parametrize(("k", "e"), [(64, 64), (128, 128), choice.WIDEST, (40, 200), (16, 128)], ids=str)
 def test_full_size(device: str, k: int, e: int, dtype: torch.dtype) -> None:
     """The widest that programs can hold, too, and chunks as long as they are; on a GPU alone."""
     check(draw(device, 2, 2, 200, k, e, True), dtype)

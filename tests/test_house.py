@@ -19,8 +19,8 @@ SOURCE = ROOT / "src" / "tokmix"
 ROOMS = [
     "checks", "places", "segments", "mixer", "rowmixer", "positions", "features", "ops", "layers", "stack", "block", "model", "sampling",
     "budget", "adapt",
-    "data", "hf", "toy", "explain", "plots", "lab", "tune", "compare", "report", "play", "summary", "cost", "bench", "papers",
-    "demo", "arguments", "commands", "cli", "__main__",
+    "data", "hf", "toy", "explain", "plots", "lab", "tune", "compare", "summary", "cost", "bench", "papers",
+    "report", "play", "demo", "arguments", "commands", "cli", "__main__",
 ]  # fmt: skip
 
 

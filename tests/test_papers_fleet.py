@@ -18,11 +18,11 @@ T, ROWS, BATCH = 12, 40, 8
 BOTH_WAYS = [name for name in mixers() if {"bidirectional", "padded"} <= mixer_class(name).modes]
 
 
-def config(stack: str = "hypermixing(hidden=16), attention(heads=2)") -> ModelConfig:
+def config(stack: str = "hypermixing(hidden=16), attention(heads=2, bias=False)") -> ModelConfig:
     return ModelConfig(stack=stack, dim=16, vocab=50, head="classify", causal=False, max_len=T)
 
 
-def model(seed: int, stack: str = "hypermixing(hidden=16), attention(heads=2)") -> Model:
+def model(seed: int, stack: str = "hypermixing(hidden=16), attention(heads=2, bias=False)") -> Model:
     torch.manual_seed(seed)
     return Model(config(stack))
 
@@ -92,6 +92,20 @@ def test_the_rate_rises_then_falls() -> None:
     rates = fleet.Recipe(steps=6, warmup=2, schedule="cosine", lowest=0.1).rates(1.0)
     assert rates[:3] == [0.5, 1.0, 1.0] and rates[4] == pytest.approx(0.55) and rates == sorted(rates[:1]) + sorted(rates[1:], reverse=True)
     assert fleet.Recipe(steps=4, warmup=2).rates(1.0) == [0.5, 1.0, 1.0, 1.0]
+
+
+def test_half_precision_learns_on_the_wide_weights() -> None:
+    """bf16 has 8 bits: a step of 1e-4 is lost on a weight of 1, unless the weight itself is kept in float32."""
+    recipe = fleet.Recipe(steps=9, warmup=2)
+    wide, half = (fleet._Trainer(fleet.Member(model(0), 1e-3), recipe, Data().loss, torch.device("cpu"), half) for half in (False, True))
+    for width, index in batches(1, 9):
+        wide.advance(index[0], width)
+        half.advance(index[0], width)
+    assert float(half.total) == pytest.approx(float(wide.total), rel=0.02)
+    moved = [(a - b).norm() for a, b in zip(half.model.parameters(), wide.model.parameters(), strict=True)]
+    way = [(a - b).norm() for a, b in zip(wide.model.parameters(), model(0).parameters(), strict=True)]
+    assert torch.stack(moved).norm() < 0.3 * torch.stack(way).norm()
+    assert next(half.model.parameters()).dtype == torch.float32 and next(half.copy.parameters()).dtype == torch.bfloat16
 
 
 def test_too_few_batches_are_an_error() -> None:

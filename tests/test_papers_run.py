@@ -25,7 +25,7 @@ def work(spec: dict[str, Any], context: Context) -> dict[str, Any]:
 def item(name: str = "made_up", value: int = 1, breaks: bool = False) -> Item:
     def named(quick: bool, outcomes: dict[str, dict[str, Any]]) -> list[Job]:
         search = Job("search", "made_up", {"value": value, "seeds": [0, 1], "breaks": breaks}, weight=2)
-        other = Job("other", "made_up", {"value": 7, "seeds": [0], "quick": quick})
+        other = Job("other", "made_up", {"value": 6 + value, "seeds": [0], "quick": quick})
         found = [search, other]
         if "search" in outcomes and (scores := outcomes["search"]["runs"]):
             found.append(Job("final", "made_up", {"value": max(run["score"] for run in scores), "seeds": [5]}))
@@ -78,9 +78,16 @@ def test_no_time_means_not_run(tmp_path: Path) -> None:
 
 
 def test_a_call_shares_its_cost_among_its_items(tmp_path: Path) -> None:
-    run([item("one"), item("two")], tmp_path, data=None, workers=1, device="cpu", say=lambda _: None)
+    run([item("one", value=1), item("two", value=2)], tmp_path, data=None, workers=1, device="cpu", say=lambda _: None)
     for name in ("one", "two"):
         assert results.load(tmp_path / f"{name}.json")["calls"][0]["seconds"] > 0
+
+
+def test_what_another_item_has_done_is_taken_from_there(tmp_path: Path) -> None:
+    run([item("one")], tmp_path, data=None, workers=1, device="cpu", say=lambda _: None)
+    said: list[str] = []
+    assert run([item("two")], tmp_path, data=None, workers=1, device="cpu", say=said.append) and not said
+    assert results.load(tmp_path / "two.json")["jobs"] == results.load(tmp_path / "one.json")["jobs"]
 
 
 @pytest.mark.parametrize(

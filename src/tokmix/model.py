@@ -196,8 +196,9 @@ class Model(nn.Module):
         """x [B, T, D] -> [S, D], one vector a sequence; zeros for one without tokens."""
         if x.shape[0] == 0:
             return x.new_zeros(0, x.shape[2])
-        if segments is None:
-            segments = Segments.from_lengths([x.shape[1]] * x.shape[0], x.shape[1], device=x.device)
+        if segments is None:  # whole rows: nothing has to be looked up, which would stall a GPU
+            lengths = torch.full((x.shape[0],), x.shape[1], device=x.device)
+            return self._pool_rows(x, Rows(torch.ones(x.shape[:2], dtype=torch.bool, device=x.device), lengths))
         return segments.per_sequence([self._pool_rows(part, rows) for part, rows in segments.split(x)])
 
     def _pool_rows(self, x: Tensor, rows: Rows) -> Tensor:

@@ -54,6 +54,16 @@ def mixing_maps(
     groups: Sequence[str] = (),
     title: str = "",
 ) -> Path:
+    page = mixing_page(maps, signal, target, spans, groups, title)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page.savefig(path)
+    return path
+
+
+def mixing_page(
+    maps: Sequence[Map], signal: Tensor, target: Tensor, spans: Sequence[Span] = (), groups: Sequence[str] = (), title: str = ""
+) -> Any:
     """One column a map: what the model made of the signal, and who reads whom, with the signal along both axes."""
     page = figure(4.3 * len(maps) + 0.6, 6.4)
     outer = page.add_gridspec(1, len(maps), left=0.05, right=0.985, top=0.86, bottom=0.075, wspace=0.16)
@@ -67,10 +77,7 @@ def mixing_maps(
         side.set_ylabel("output token", color=INK)
     _legend(page, groups)
     page.suptitle(title, x=0.05, y=0.985, ha="left", fontsize=13, color=INK)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    page.savefig(path)
-    return path
+    return page
 
 
 def _result(axes: Any, shown: Map, signal: Tensor, target: Tensor, spans: Sequence[Span]) -> None:

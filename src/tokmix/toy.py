@@ -139,7 +139,7 @@ def train(
     return progress
 
 
-def step(model: ShapesModel, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> Tensor:
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> Tensor:
     """-> the loss before it"""
     loss = F.mse_loss(model(inputs), targets)
     optimizer.zero_grad()

@@ -4,11 +4,11 @@ import argparse
 
 from tokmix.commands.common import add_imports
 
-ABOUT = "one page about runs, models, tunings and comparisons: tables, curves, costs, maps"
+ABOUT = "one page about runs, models, tunings, comparisons and papers: tables, curves, costs, maps"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folders", metavar="RUN", nargs="+", help="folders of `train`, `tune` or `compare`, or model folders")
+    parser.add_argument("folders", metavar="RUN", nargs="+", help="folders of `train`, `tune`, `compare` or `papers`, or model folders")
     parser.add_argument("--out", default="report.html", help="the page, one file that needs nothing else (default: %(default)s)")
     parser.add_argument("--text", default=None, help="the text of the maps; a tab parts the two of a pair (default: one of the data)")
     parser.add_argument("--title", default=None, help="heading of the page")

@@ -207,7 +207,7 @@ class HSM(RowMixer):
             gate = None if gates is None else (gates[:, :, h], self.bias[h])
             last = h == self.heads - 1
             mixed.append(shift_mix.step(given[:, :, h], ring, position, new=new, weights=weights, gate=gate, norm=norm, advance=last))
-        y = torch.stack(mixed, dim=2)
+        y = mixed[0][:, :, None] if self.heads == 1 else torch.stack(mixed, dim=2)  # stacking one would be a copy, as slow as the step
         if self.variant in ("ab", "vector", "gate"):
             return y.flatten(2)
         y = self._fuse(given, [y]).flatten(2)

@@ -18,7 +18,6 @@ from tokmix import checks, positions
 from tokmix.layers import memory
 from tokmix.mixer import GELU, NORM, SIGMOID, Cost, State, register
 from tokmix.ops import causal_hyper_mix, hyper_mix
-from tokmix.places import Chunks
 from tokmix.rowmixer import RowMixer
 from tokmix.segments import Rows, Segments
 
@@ -125,16 +124,16 @@ class HyperMixing(RowMixer):
         if not hyper_mix.has_kernel(x, self.net_in.weights(), longest):
             return None
         if segments is None:
-            return self._self_mixing(x, positions.count(x.shape[1], None, x.device), None, None)
-        return self._self_mixing(x, segments.positions, segments.cu_seqlens.diff(), segments.chunks)
+            return self._self_mixing(x, positions.count(x.shape[1], None, x.device), None)
+        return self._self_mixing(x, segments.positions, segments.cu_seqlens.diff(), segments)
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         if self.causal:
             return self._causal(x, self.empty_state(x.shape[0], x), rows, whole=True)[0]
-        return self._self_mixing(x, positions.count(x.shape[1], None, x.device), None if rows is None else rows.lengths, None)
+        return self._self_mixing(x, positions.count(x.shape[1], None, x.device), None if rows is None else rows.lengths)
 
-    def _self_mixing(self, x: Tensor, at: Tensor, counts: Tensor | None, chunks: Chunks | None) -> Tensor:
-        """at: positions; counts: tokens of each sequence, all of a row where None; chunks: where sequences stand in x."""
+    def _self_mixing(self, x: Tensor, at: Tensor, counts: Tensor | None, segments: Segments | None = None) -> Tensor:
+        """at: positions; counts: tokens of each sequence, all of a row where None; segments: where sequences stand in x."""
         scale = readout = norm = None
         if self.norm == "length":
             e, k, wide = self.dim // self.heads, self.hidden // self.heads, positions.at_least_float32(x.dtype)
@@ -151,7 +150,9 @@ class HyperMixing(RowMixer):
             scale=scale,
             readout=readout,
             norm=norm,
-            chunks=chunks,
+            chunks=None if segments is None else segments.chunks,
+            longest=None if segments is None else segments.longest,
+            real=None if segments is None else segments.mask,
         )
 
     def cross(self, x: Tensor, rows: Rows | None, keys: Tensor, values: Tensor, key_rows: Rows | None) -> Tensor:

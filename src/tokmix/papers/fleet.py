@@ -12,6 +12,7 @@ one by one. Dropout draws from the device's one generator, so a member's numbers
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -69,17 +70,23 @@ class Member:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """On a CPU everything is float32: bfloat16 is no faster there."""
+    """For scoring, on the float32 weights. On a CPU everything is float32: bfloat16 is no faster there."""
     if precision == "float32" or device.type != "cuda":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
 class _Trainer:
-    """A member on its device: one step is the same calls every time, so that it can be recorded."""
+    """A member on its device: one step is the same calls every time, so that it can be recorded.
 
-    def __init__(self, member: Member, recipe: Recipe, loss: Loss, device: torch.device):
-        self.model, self.recipe, self.loss, self.device = member.model.to(device).train(), recipe, loss, device
+    In bf16 the step runs on a copy of the model in that type, refreshed from the float32 weights before each step; the gradients go
+    back to those, and so does the optimizer's work. Casting as one goes (autocast) would move twice the bytes, and these steps are
+    bound by bytes."""
+
+    def __init__(self, member: Member, recipe: Recipe, loss: Loss, device: torch.device, half: bool):
+        self.model, self.recipe, self.loss = member.model.to(device).train(), recipe, loss
+        self.weights: list[Tensor] = list(self.model.parameters())
+        self.copy = copy.deepcopy(self.model).to(torch.bfloat16) if half else self.model
         # [steps], and what a warm-up at the last step reads beyond them
         self.rates = torch.tensor(recipe.rates(member.lr) + [0.0] * WARM, device=device)
         self.rate = torch.tensor(member.lr, device=device)
@@ -87,20 +94,37 @@ class _Trainer:
         self.total = torch.zeros((), device=device)  # of the losses since it was read
         gpu = device.type == "cuda"
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), self.rate, recipe.betas, weight_decay=member.weight_decay, fused=gpu or None, capturable=gpu
+            self.weights, self.rate, recipe.betas, weight_decay=member.weight_decay, fused=gpu or None, capturable=gpu
         )
 
     def advance(self, index: Tensor, width: int) -> None:
         self.rate.copy_(self.rates.index_select(0, self.step)[0])
-        self.optimizer.zero_grad(set_to_none=True)
-        with autocast(self.device, self.recipe.precision):
-            loss = self.loss(self.model, index, width)
+        self._refresh()
+        loss = self.loss(self.copy, index, width)
         loss.backward()
+        self._fetch_gradients()
         if self.recipe.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+            nn.utils.clip_grad_norm_(self.weights, self.recipe.clip)
         self.optimizer.step()
         self.total += loss.detach()
         self.step += 1
+
+    @torch.no_grad()
+    def _refresh(self) -> None:
+        self.copy.zero_grad(set_to_none=True)
+        if self.copy is not self.model:
+            self.model.zero_grad(set_to_none=True)
+            torch._foreach_copy_(list(self.copy.parameters()), self.weights)
+
+    @torch.no_grad()
+    def _fetch_gradients(self) -> None:
+        if self.copy is self.model:
+            return
+        pairs = [(mine, its.grad) for mine, its in zip(self.weights, self.copy.parameters(), strict=True) if its.grad is not None]
+        wide = [torch.empty_like(mine) for mine, _ in pairs]
+        torch._foreach_copy_(wide, [grad for _, grad in pairs])
+        for (mine, _), grad in zip(pairs, wide, strict=True):
+            mine.grad = grad
 
 
 def _values(model: nn.Module) -> list[Tensor]:
@@ -112,7 +136,7 @@ class _Eager:
         self.trainers = trainers
 
     def advance(self, index: Tensor, width: int) -> None:
-        for trainer, rows in zip(self.trainers, index.to(self.trainers[0].device), strict=True):
+        for trainer, rows in zip(self.trainers, index.to(self.trainers[0].total.device), strict=True):
             trainer.advance(rows, width)
 
 
@@ -120,7 +144,7 @@ class _Recorded:
     """A graph for each shape of batch, made when it first occurs; they run one after the other, so they share their memory."""
 
     def __init__(self, trainers: Sequence[_Trainer]):
-        self.trainers, self.device = trainers, trainers[0].device
+        self.trainers, self.device = trainers, trainers[0].total.device
         self.streams = [torch.cuda.Stream(self.device) for _ in trainers]
         self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.pool = torch.cuda.graph_pool_handle()
@@ -169,6 +193,7 @@ def _snapshot(trainer: _Trainer) -> _State:
 def _bring_back(trainer: _Trainer, state: _State) -> None:
     """What a warm-up changed, in place, since a recording knows places and not values."""
     weights, moments, step, total = state
+    trainer.copy.zero_grad(set_to_none=True)
     trainer.optimizer.zero_grad(set_to_none=True)
     for value, before in zip(_values(trainer.model), weights, strict=True):
         value.copy_(before)
@@ -189,11 +214,12 @@ def train(
     every: int,
     report: Report,
 ) -> None:
-    """loss(model, index, width) -> a scalar, of the training rows index [B] cut to `width` columns. It must not ask the host for
-    anything: it is recorded. batches: (width, index [members, B] on the host), recipe.steps of them.
+    """loss(model, index, width) -> a scalar in float32, of the training rows index [B] cut to `width` columns, from the model it is
+    given. It must not ask the host for anything: it is recorded. batches: (width, index [members, B] on the host), recipe.steps of them.
 
     report(step, mean loss of each member since the last report) every so many steps and after the last."""
-    trainers = [_Trainer(member, recipe, loss, device) for member in members]
+    half = recipe.precision == "bf16" and device.type == "cuda"
+    trainers = [_Trainer(member, recipe, loss, device, half) for member in members]
     fleet: _Recorded | _Eager = _Recorded(trainers) if device.type == "cuda" else _Eager(trainers)
     since = done = 0
     for width, index in batches:

@@ -19,6 +19,7 @@ PAPERS = {
     "hypermixer": ["table1", "table5", "table6", "figure2", "figure3", "figure4", "figure5", "cost", "longdocs"],
     "hsm": ["items"],
     "hypermlp": ["mad", "recall", "lm"],
+    "beyond": ["causal"],
 }
 
 

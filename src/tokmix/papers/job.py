@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 KINDS = {
     "rows": "tokmix.papers.rows:run",
     "lm": "tokmix.papers.lm:run",
+    "lm_speed": "tokmix.papers.lm_speed:run",
     "synthetic": "tokmix.papers.synthetic:run",
     "shapes": "tokmix.papers.shapes:run",
     "timing": "tokmix.papers.timing:run",

@@ -31,8 +31,11 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_job(folder: Path, job: Job) -> dict[str, Any] | None:
-    path = folder / job.file
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    """Also where another item has done the very same job: ablations and curves begin with searches and runs of a main table."""
+    for path in (folder / job.file, *sorted(folder.parent.glob(f"*.jobs/{job.file}"))):
+        if path.is_file():
+            return json.loads(path.read_text(encoding="utf-8"))
+    return None
 
 
 def known(item: Item, folder: Path, quick: bool) -> tuple[list[Job], Outcomes]:

@@ -72,10 +72,11 @@ def run(
 
 def _left(items: Sequence[Item], out: Path, quick: bool) -> list[tuple[Item, Job]]:
     """The jobs that can be done now, longest first."""
-    found = []
+    found: list[tuple[Item, Job]] = []
     for item in items:
         jobs, outcomes = results.known(item, results.jobs_folder(out, item.name), quick)
-        found += [(item, job) for job in jobs if job.key not in outcomes]
+        named = {job.file for _, job in found}  # what two items share is done once
+        found += [(item, job) for job in jobs if job.key not in outcomes and job.file not in named]
     return sorted(found, key=lambda one: -one[1].weight)
 
 

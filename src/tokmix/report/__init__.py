@@ -1,4 +1,4 @@
-"""One page about runs, models, tunings and comparisons, readable offline: tables, curves, costs, maps, commands.
+"""One page about runs, models, tunings, comparisons and papers, readable offline: tables, curves, costs, maps, commands.
 
 tokmix.report.write(["run1", "compare"], "report.html")
 """

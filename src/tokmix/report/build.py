@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokmix.lab.imports import import_files
-from tokmix.report import html, maps, series, tables
+from tokmix.report import html, maps, papers, series, tables
 from tokmix.report.page import MARK, page
 from tokmix.report.read import Found, Run, part, read
 
@@ -21,7 +21,7 @@ def write(
     title: str | None = None,
     imports: Sequence[str | Path] = (),
 ) -> Path:
-    """folders of train, tune and compare, or model folders -> the page's path. An older report is replaced, nothing else is.
+    """folders of train, tune, compare and papers, or model folders -> the page's path. An older report is replaced, nothing else is.
     text: what the maps are drawn of; None: a text of each model's own data."""
     path = Path(out)
     check_out(path)
@@ -48,11 +48,17 @@ def check_out(path: Path) -> None:
 
 def build(found: Found, text: str | None, title: str | None) -> str:
     colours, charts = series.Colours(), dict[str, Any]()
-    sections = [_runs(found, charts, colours), *_compares(found, charts, colours), *_tunes(found, charts, colours)]
+    sections = [
+        *papers.sections(found, charts),
+        _runs(found, charts, colours),
+        *_compares(found, charts, colours),
+        *_tunes(found, charts, colours),
+    ]
     sections.append(_learning(found, charts, colours))
     sections.append(_maps(found, text, charts))
     sections.append(html.section("origin", "Commands and versions", tables.commands(found)))
-    names = [group.name for group in [*found.compares, *found.tunes]] + [run.name for run in found.runs]
+    names = [one.name for one in found.papers] + [group.name for group in [*found.compares, *found.tunes]]
+    names += [run.name for run in found.runs]
     return page(title or "tokmix: " + ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else ""), sections, charts)
 
 

@@ -1,4 +1,4 @@
-"""What stands in the folders a report is asked for: runs and models of `train`, folders of `tune` and of `compare`."""
+"""What stands in the folders a report is asked for: runs and models of `train`, folders of `tune`, of `compare` and of `papers`."""
 
 from __future__ import annotations
 
@@ -40,15 +40,25 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Paper:
+    """Results files of one paper, by item."""
+
+    name: str
+    folder: Path
+    results: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
 class Found:
     runs: list[Run] = field(default_factory=list)
     tunes: list[Group] = field(default_factory=list)
     compares: list[Group] = field(default_factory=list)
+    papers: list[Paper] = field(default_factory=list)
 
 
 def read(folders: Sequence[str | Path]) -> Found:
     if not folders:
-        raise ValueError("a report needs at least one folder of train, tune or compare")
+        raise ValueError("a report needs at least one folder of train, tune, compare or papers")
     found = Found()
     paths = list(dict.fromkeys(Path(folder) for folder in folders))
     for path, name in zip(paths, _names(paths), strict=True):
@@ -60,8 +70,26 @@ def read(folders: Sequence[str | Path]) -> Found:
             found.tunes.append(_group(path, name, "tune", "trials"))
         elif (path / "run.json").is_file() or (path / "model" / "training.json").is_file() or (path / "training.json").is_file():
             found.runs.append(_run(path, name))
+        elif papers := _papers(path):
+            found.papers.extend(papers)
         else:
-            raise ValueError(f"{path} is no folder of train, tune or compare: it has no run.json, training.json, tune.json or compare.json")
+            raise ValueError(
+                f"{path} is no folder of train, tune or compare (it has no run.json, training.json, tune.json or compare.json),"
+                " and holds no results of papers"
+            )
+    return found
+
+
+def _papers(path: Path) -> list[Paper]:
+    """Of papers/, of papers/NAME, or of a folder that `papers --out` filled."""
+    inner = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and not folder.name.endswith(".jobs")]
+    places = [path, *(place for folder in inner for place in (folder, folder / "results"))]
+    found = []
+    for place in places:
+        files = {file.stem: load(file) for file in sorted(place.glob("*.json"))} if place.is_dir() else {}
+        for paper in dict.fromkeys(str(content.get("paper")) for content in files.values() if content.get("format") == "tokmix-papers"):
+            own = [content for content in files.values() if content.get("paper") == paper]
+            found.append(Paper(paper, place, {str(content.get("item")): content for content in own}))
     return found
 
 

@@ -164,14 +164,14 @@ def trials(group: Group, colours: Colours) -> Chart | None:
                 and (y := number(trial.get("score"))) is not None
             ]
             if points:
-                series.append(_scatter(state, colours(group.name) if state == "finished" else colours("diverged"), points))
+                series.append(scatter(state, colours(group.name) if state == "finished" else colours("diverged"), points))
         values = [x for one in series for x in one["x"]]
         wide = bool(values) and min(values) > 0 and max(values) / min(values) > 50
         views.append(view((name,), name, metric, series, log_x=wide))
     return chart(("parameter",), views)
 
 
-def _scatter(name: str, colour: int, points: Sequence[tuple[float, float, str]], **more: Any) -> dict[str, Any]:
+def scatter(name: str, colour: int, points: Sequence[tuple[float, float, str]], **more: Any) -> dict[str, Any]:
     return {
         "name": name,
         "colour": colour,
@@ -250,7 +250,7 @@ def frontier_of(points: Sequence[tuple[str, str, float, dict[str, Any]]], metric
         if not known:
             continue
         series = [
-            _scatter(owner, colours(owner), [(x, y, label) for x, y, label, whose in known if whose == owner])
+            scatter(owner, colours(owner), [(x, y, label) for x, y, label, whose in known if whose == owner])
             for owner in dict.fromkeys(owner for _, _, _, owner in known)
         ]
         best = front([(x, y) for x, y, _, _ in known], higher)

@@ -39,14 +39,18 @@ class AutoEncoder(nn.Module):
         return self.decoder(last + self.position_code(count(ids.shape[1], None, ids.device), last.dtype))
 
 
+def config(task: Task, stack: str, dim: int = 128, **settings: Any) -> ModelConfig:
+    """MAD's base model of that stack; `settings` are fields of ModelConfig that should be otherwise."""
+    base = {"norm": "rms", "feed_forward_kind": "swiglu", "head": "none" if task.learns == "rebuild" else "lm"}
+    return ModelConfig(stack=stack, dim=dim, vocab=task.vocab, causal=True, max_len=task.length, **{**base, **settings})
+
+
 def build(task: Task, stack: str, dim: int = 128, *, seed: int = 0, **settings: Any) -> nn.Module:
-    """A fresh model, [B, T] -> [B, T, vocab]; `settings` are fields of ModelConfig. Compression gets an auto-encoder around the stack."""
-    rebuild = task.learns == "rebuild"
-    base = {"norm": "rms", "feed_forward_kind": "swiglu", "head": "none" if rebuild else "lm"}
-    config = ModelConfig(stack=stack, dim=dim, vocab=task.vocab, causal=True, max_len=task.length, **{**base, **settings})
+    """A fresh model, [B, T] -> [B, T, vocab]. Compression gets an auto-encoder around the stack."""
+    made = config(task, stack, dim, **settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoEncoder(config) if rebuild else Model(config)
+        return AutoEncoder(made) if task.learns == "rebuild" else Model(made)
 
 
 @dataclass(frozen=True)

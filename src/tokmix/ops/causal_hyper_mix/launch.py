@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from tokmix.ops.causal_hyper_mix import counts_triton, pull_triton
 from tokmix.ops.causal_hyper_mix import triton as kernels
 from tokmix.ops.dispatch import processors
+from tokmix.ops.sizes import cdiv, next_power_of_2
 
 CHUNK = 64  # tokens between two stored states; chunks are worked on side by side
 READ = (2048, 3)  # numbers of the state that one warp reads at a time, and stages of its loop: the fastest on an H200
@@ -19,7 +19,7 @@ COUNT = 2048  # tokens a program of `counts` takes at a time
 
 
 def padded(width: int) -> int:
-    return max(16, triton.next_power_of_2(width))
+    return max(16, next_power_of_2(width))
 
 
 def lined(x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Plan:
     def __init__(self, w_in: Tensor, w_out: Tensor, values: Tensor):
         self.B, self.H, self.L, self.k = w_in.shape
         self.e = values.shape[3]
-        self.chunks = triton.cdiv(self.L, CHUNK)
+        self.chunks = cdiv(self.L, CHUNK)
         self.pieces = self.B * self.H * self.chunks
         self.kp, self.ep = padded(self.k), padded(self.e)
         self.exact = exact(w_in, w_out, values)
@@ -60,6 +60,14 @@ class Plan:
         tf32 = not self.exact or torch.get_float32_matmul_precision() != "highest"
         self.precision = "tf32" if tf32 else "tf32x3"  # the latter as exact as float32, at three products for one
         self.device = w_in.device
+
+    @property
+    def finish_warps(self) -> int:
+        """Of a program of `finish`. With eight, tiles of 16 rows in tf32x3 give wrong gradients of the values on an H200 for heads
+        wider than 128 (triton 3.6), so these get four, which are right there."""
+        if self.exact:
+            return 4 if self.tile == 16 and self.ep > 64 else 8
+        return 4 if self.ep <= 64 else 8
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device)
@@ -69,14 +77,14 @@ class Plan:
 
     def join(self, given: Tensor, parts: Tensor, kept: Tensor | None, result: Tensor | None) -> None:
         size = self.k * self.e
-        kernels.join[self.B * self.H, triton.cdiv(size, JOIN)](
+        kernels.join[self.B * self.H, cdiv(size, JOIN)](
             given, parts, kept, result, self.chunks, size, JOIN, result is not None, num_warps=2
         )
 
     def written(self, w_in: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, starts: Tensor | None) -> Tensor | None:
         """The chunks' sums into starts, and how much each keeps of the state, [B, H, chunks]."""
         kept = None if log_decay is None else self.empty(self.B, self.H, self.chunks)
-        kernels.write[self.pieces, triton.cdiv(self.k, self.tile)](
+        kernels.write[self.pieces, cdiv(self.k, self.tile)](
             w_in, values, log_decay, real, starts, kept, self.L, self.chunks, self.H, *strides(w_in, values),
             self.k, self.e, self.tile, self.ep, CHUNK, self.precision, num_warps=4,
         )  # fmt: skip
@@ -100,7 +108,7 @@ def forward(
     size, stages = READ
     columns = min(plan.ep, max(4, size // plan.kp))
     loss = None if log_decay is None else torch.expm1(log_decay)
-    kernels.read[(plan.pieces * triton.cdiv(plan.e, columns),)](
+    kernels.read[(plan.pieces * cdiv(plan.e, columns),)](
         w_in, w_out, values, loss, real, scale, starts, y, last, plan.L, plan.chunks, plan.H, *strides(w_in, w_out, values, y),
         plan.k, plan.e, plan.kp, columns, CHUNK, plan.exact, stages, num_warps=max(1, plan.kp * columns // 2048),
     )  # fmt: skip
@@ -125,7 +133,7 @@ def backward(
     inner = min(32, plan.ep)
     rows = max(1, min(plan.kp, size // plan.ep))
     warps = max(1, warps * rows * plan.ep // size)
-    tiles = triton.cdiv(k, rows)
+    tiles = cdiv(k, rows)
     programs = min(plan.pieces * tiles, processors(w_in.device) * per_processor)
     notes = plan.empty(programs, CHUNK // pull_triton.STEPS.value, rows * plan.ep)
     dw_out, dw_part = plan.empty(B, H, L, k, dtype=w_out.dtype), plan.empty(B, H, L, k)
@@ -134,7 +142,7 @@ def backward(
     dhidden, ends = plan.empty(B, H, k, e), plan.states()
     pull_triton.pull[(programs,)](
         w_in, w_out, values, dy, loss, real, scale, starts, notes, dw_out, dw_part, dv_part, p, r, dhidden, ends,
-        L, plan.chunks, H, plan.pieces, triton.cdiv(plan.pieces * tiles, programs), *strides(w_in, w_out, values, dy),
+        L, plan.chunks, H, plan.pieces, cdiv(plan.pieces * tiles, programs), *strides(w_in, w_out, values, dy),
         k, e, rows, plan.ep // inner, inner, CHUNK, plan.exact, num_warps=warps, maxnreg=registers,
     )  # fmt: skip
     plan.join(dlast, ends, kept, dhidden)
@@ -143,7 +151,7 @@ def backward(
     pull_triton.finish[(plan.pieces,)](
         w_in, values, log_decay, real, starts, last, ends, dw_part, dv_part, p, r, dw_in, dvalues, dlog,
         L, plan.chunks, H, plan.pieces, *strides(w_in, values, dvalues),
-        k, e, plan.tile, plan.ep, tiles, CHUNK, plan.precision, num_warps=4 if plan.ep <= 64 and not plan.exact else 8,
+        k, e, plan.tile, plan.ep, tiles, CHUNK, plan.precision, num_warps=plan.finish_warps,
     )  # fmt: skip
     return dw_in, dw_out, dvalues, dlog, p.sum(0) / scale, dhidden
 
@@ -151,7 +159,7 @@ def backward(
 def counts(log_decay: Tensor, real: Tensor | None, first: Tensor) -> Tensor:
     B, H, L = log_decay.shape
     loss, found = torch.expm1(log_decay).contiguous(), log_decay.new_empty(B, H, L)
-    size = min(COUNT, triton.next_power_of_2(L))
+    size = min(COUNT, next_power_of_2(L))
     counts_triton.counts[(B * H,)](loss, flat(real), first.contiguous(), found, L, H, size, num_warps=8)
     return found
 
@@ -159,6 +167,6 @@ def counts(log_decay: Tensor, real: Tensor | None, first: Tensor) -> Tensor:
 def counts_backward(d: Tensor, log_decay: Tensor, first: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
     B, H, L = log_decay.shape
     loss, dlog, dfirst = torch.expm1(log_decay).contiguous(), found.new_empty(B, H, L), found.new_empty(B, H)
-    size = min(COUNT, triton.next_power_of_2(L))
+    size = min(COUNT, next_power_of_2(L))
     counts_triton.counts_backward[(B * H,)](loss, first.contiguous(), found, d.contiguous(), dlog, dfirst, L, size, num_warps=8)
     return dlog, dfirst

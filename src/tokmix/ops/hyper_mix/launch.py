@@ -6,11 +6,11 @@ is the last row of its matrix, so that it costs nothing of its own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters m
 from tokmix.ops.dispatch import INTERPRETED, processors
 from tokmix.ops.hyper_mix import middle_triton, norm_triton
 from tokmix.ops.hyper_mix import triton as kernels
+from tokmix.ops.sizes import cdiv, next_power_of_2
 
 LONGEST = 4096  # rows of a piece: keeps offsets inside of one in 32 bits
 KINDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -40,13 +41,14 @@ class Nets(NamedTuple):
     outer_bias: Tensor | None
 
 
+@functools.cache
 def piece_rows(T: int, programs: int, slots: int) -> int:
     """Rows of a piece, so that pieces of that many sequences and heads keep all slots busy to the end. Every piece
     costs a matrix of sums, so more of them have to be worth it."""
-    best, size = 0.0, min(LONGEST, 64 * triton.cdiv(T, 64))
-    for n in range(triton.cdiv(T, LONGEST), max(16, 2 * triton.cdiv(slots, programs)) + 1):
-        rows = 64 * triton.cdiv(T, 64 * n)
-        rounds = triton.cdiv(programs * triton.cdiv(T, rows), slots)
+    best, size = 0.0, min(LONGEST, 64 * cdiv(T, 64))
+    for n in range(cdiv(T, LONGEST), max(16, 2 * cdiv(slots, programs)) + 1):
+        rows = 64 * cdiv(T, 64 * n)
+        rounds = cdiv(programs * cdiv(T, rows), slots)
         busy = T * programs / (rounds * slots * rows)
         if busy > best + 0.05:
             best, size = busy, rows
@@ -64,7 +66,7 @@ class Plan:
         self.table, self.first = table, first
         if table is None:
             self.size = piece_rows(T, B * heads, processors(x.device) * slots[self.big])
-            self.per_sequence, self.sequences = triton.cdiv(T, self.size), B
+            self.per_sequence, self.sequences = cdiv(T, self.size), B
             self.pieces = B * self.per_sequence
         else:
             assert first is not None and size <= LONGEST
@@ -75,7 +77,7 @@ class Plan:
     def shape(self, tile: int) -> tuple[object, ...]:
         """The constants that kernels end with."""
         tf32 = torch.get_float32_matmul_precision() != "highest"
-        padded = max(16, triton.next_power_of_2(self.e))
+        padded = max(16, next_power_of_2(self.e))
         return self.e, self.rows, padded, tile, KINDS[self.dtype], INTERPRETED, "tf32" if tf32 else "ieee"
 
     def parts(self, rows: int) -> Tensor:
@@ -85,7 +87,7 @@ class Plan:
     def added(self, parts: Tensor) -> Tensor:
         """The pieces' matrices added up for each sequence: [H, rows, S, e]."""
         out = torch.empty(self.heads, self.rows, self.sequences, self.e, dtype=self.dtype, device=self.device)
-        grid = (self.sequences, self.heads, triton.cdiv(self.rows * self.e, 1024))
+        grid = (self.sequences, self.heads, cdiv(self.rows * self.e, 1024))
         kernels.add_pieces[grid](parts, self.first, out, self.per_sequence, self.heads, self.sequences, self.e, self.rows, 1024)
         return out
 
@@ -99,7 +101,7 @@ def middle(net_in: Nets, net_out: Nets, plan: Plan, scale: Tensor | None, readou
     k = net_in.outer.shape[2]
     one = lambda factors: factors is None or factors.shape[0] == 1
     e, rows, padded, _, *how = plan.shape(0)
-    return plan.sequences, one(scale), one(readout), k, min(64, max(16, triton.next_power_of_2(k))), e, rows, padded, *how
+    return plan.sequences, one(scale), one(readout), k, min(64, max(16, next_power_of_2(k))), e, rows, padded, *how
 
 
 def _float(scale: Tensor | None) -> Tensor | None:

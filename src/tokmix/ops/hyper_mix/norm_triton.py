@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokmix.ops.shift_mix.tiles import normalised, offsets, row_strides, turns_and_programs
+from tokmix.ops.sizes import cdiv, next_power_of_2
 
 FORWARD = (4, 2)  # rows and warps of a program: the fastest on an H200 at 512 channels
 BACKWARD = (2, 2, 8, 3)  # rows, warps, programs per multiprocessor, stages of its loop
@@ -79,9 +80,9 @@ def forward(z: Tensor, gain: Tensor, bias: Tensor, eps: float, rstd: Tensor, som
     y = torch.empty_like(z)
     mean = (torch.zeros_like if some else torch.empty_like)(rstd)
     rows, warps = FORWARD
-    grid = (triton.cdiv(B * T, rows),)
+    grid = (cdiv(B * T, rows),)
     layer_norm_forward[grid](
-        z, gain.contiguous(), bias.contiguous(), y, mean, rstd, B * T, eps, some, D, rows, triton.next_power_of_2(D), num_warps=warps
+        z, gain.contiguous(), bias.contiguous(), y, mean, rstd, B * T, eps, some, D, rows, next_power_of_2(D), num_warps=warps
     )
     return y, mean
 
@@ -108,7 +109,7 @@ def backward(dy: Tensor, z: Tensor, gain: Tensor, mean: Tensor, rstd: Tensor) ->
         turns,
         D,
         rows,
-        triton.next_power_of_2(D),
+        next_power_of_2(D),
         stages,
         num_warps=warps,
     )

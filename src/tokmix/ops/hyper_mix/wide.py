@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters may be told)
 from tokmix.ops.dispatch import processors
 from tokmix.ops.hyper_mix import wide_triton as kernels
 from tokmix.ops.hyper_mix.launch import KINDS, Nets
+from tokmix.ops.sizes import cdiv, next_power_of_2
 
 # Rows and warps of a program, and for the ones with sums: programs per multiprocessor, stages of the loop. The fastest on an
 # H200 at 512 channels, except for the two of the middle, which were not tuned.
@@ -38,7 +38,7 @@ SHORTEST_PIECE = 512  # tokens worth a product of their own
 
 
 def tile_of(width: int, most: int = TILE) -> int:
-    return min(most, triton.next_power_of_2(width))
+    return min(most, next_power_of_2(width))
 
 
 def by_head(x: Tensor, heads: int) -> Tensor:
@@ -54,7 +54,7 @@ def merged(x: Tensor, B: int) -> Tensor:
 def over_tokens(a: Tensor, b: Tensor) -> Tensor:
     """a [S, T, e], b [S, T, i] -> aᵀ b [S, e, i]. A few long sequences are cut, so that the chip is full."""
     S, T, e = a.shape
-    tiles = triton.cdiv(e, 128) * triton.cdiv(b.shape[2], 128) * S
+    tiles = cdiv(e, 128) * cdiv(b.shape[2], 128) * S
     cuts = 1
     while tiles * cuts < processors(a.device) // 2 and T % (2 * cuts) == 0 and T // (2 * cuts) >= SHORTEST_PIECE:
         cuts *= 2
@@ -90,7 +90,7 @@ def gelu_forward(p: Tensor, bias: Tensor | None, kind: Any) -> Tensor:
     h = torch.empty_like(p)
     rows, warps = GELU_FORWARD
     tile = tile_of(width)
-    grid = (triton.cdiv(total, rows), triton.cdiv(width, tile), heads)
+    grid = (cdiv(total, rows), cdiv(width, tile), heads)
     kernels.gelu_forward[grid](p, bias, h, total, width, kind, rows, tile, num_warps=warps)
     return h
 
@@ -103,9 +103,9 @@ def gelu_backward(p: Tensor, grads: Sequence[Tensor], bias: Tensor | None, kind:
     dp = grads[0] if len(grads) == 1 else torch.empty_like(p)
     rows, warps, per_processor, stages = GELU_BACKWARD
     tile = tile_of(i)
-    blocks, columns = triton.cdiv(total, rows), triton.cdiv(i, tile)
-    turns = triton.cdiv(blocks, max(1, processors(p.device) * per_processor // (columns * heads)))
-    programs = triton.cdiv(blocks, turns)
+    blocks, columns = cdiv(total, rows), cdiv(i, tile)
+    turns = cdiv(blocks, max(1, processors(p.device) * per_processor // (columns * heads)))
+    programs = cdiv(blocks, turns)
     sums = torch.empty(len(grads), programs, heads, i, dtype=torch.float32, device=p.device)
     for net, dh in enumerate(grads):
         mine = slice(net * i, (net + 1) * i)
@@ -121,11 +121,11 @@ def sum_tokens(x: Tensor) -> Tensor:
     B, T, D = x.shape
     rows, warps = SUM
     tile = tile_of(D)
-    pieces = max(1, min(triton.cdiv(T, 4 * rows), 8 * processors(x.device) // B))
-    size = rows * triton.cdiv(T, rows * pieces)
-    pieces = triton.cdiv(T, size)
+    pieces = max(1, min(cdiv(T, 4 * rows), 8 * processors(x.device) // B))
+    size = rows * cdiv(T, rows * pieces)
+    pieces = cdiv(T, size)
     out = torch.empty(B, pieces, D, dtype=torch.float32, device=x.device)
-    grid = (pieces, triton.cdiv(D, tile), B)
+    grid = (pieces, cdiv(D, tile), B)
     kernels.sum_tokens[grid](x, out, T, size, x.stride(0), x.stride(1), D, rows, tile, num_warps=warps)
     return out.sum(1)
 
@@ -135,9 +135,9 @@ def norm_forward(z: Tensor, r: Tensor | None, gain: Tensor, bias: Tensor, eps: f
     y = torch.empty_like(z)
     mean, rstd = (torch.empty(B * T, dtype=torch.float32, device=z.device) for _ in range(2))
     rows, warps = NORM_FORWARD
-    grid = (triton.cdiv(T, rows), B)
+    grid = (cdiv(T, rows), B)
     kernels.norm_forward[grid](
-        z, r, gain.contiguous(), bias.contiguous(), y, mean, rstd, T, eps, D, rows, triton.next_power_of_2(D), num_warps=warps
+        z, r, gain.contiguous(), bias.contiguous(), y, mean, rstd, T, eps, D, rows, next_power_of_2(D), num_warps=warps
     )
     return y, mean, rstd
 
@@ -148,13 +148,13 @@ def norm_backward(dy: Tensor, z: Tensor, r: Tensor | None, gain: Tensor, mean: T
     dy = dy if dy.stride(-1) == 1 else dy.contiguous()
     dz = torch.empty_like(z)
     rows, warps, per_processor, stages = NORM_BACKWARD
-    blocks = triton.cdiv(T, rows)
-    turns = triton.cdiv(blocks, max(1, processors(z.device) * per_processor // B))
-    pieces = triton.cdiv(blocks, turns)
+    blocks = cdiv(T, rows)
+    turns = cdiv(blocks, max(1, processors(z.device) * per_processor // B))
+    pieces = cdiv(blocks, turns)
     sums = torch.empty(3, B, pieces, D, dtype=torch.float32, device=z.device)
     kernels.norm_backward[pieces, B](
         dy, z, r, gain.contiguous(), mean, rstd, dz, sums, T, dy.stride(0), dy.stride(1), turns,
-        D, rows, triton.next_power_of_2(D), stages, num_warps=warps,
+        D, rows, next_power_of_2(D), stages, num_warps=warps,
     )  # fmt: skip
     return dz, sums[:2].flatten(1, 2).sum(1), sums[2].sum(1)
 
@@ -193,7 +193,7 @@ def forward(
     hidden = torch.bmm(states, net_in.outer.to(x.dtype))  # [H, B * e, k]
     active = torch.empty_like(hidden)
     rows, warps = MIDDLE
-    kernels.middle_forward[triton.cdiv(B * e, rows), H](
+    kernels.middle_forward[cdiv(B * e, rows), H](
         hidden, m if biased else None, net_in.outer_bias, net_out.outer_bias, scale, readout, active, r,
         *_middle(size, net_in, rows, scale, readout), num_warps=warps,
     )  # fmt: skip
@@ -234,7 +234,7 @@ def backward(
     dhidden = torch.bmm(dread, outer_out)
     active = torch.empty_like(dhidden)
     rows, warps = MIDDLE_BACKWARD
-    programs = triton.cdiv(B * e, rows)
+    programs = cdiv(B * e, rows)
     dm = size.new(B, D) if biased else None
     sums = size.new(2, programs if biased else 0, H, k)
     kernels.middle_backward[programs, H](
@@ -267,5 +267,5 @@ def _of_values(h: Tensor, dstates: Tensor, dm: Tensor | None, heads: int, dtype:
     out = torch.empty(S, T, e, dtype=dtype, device=h.device)
     rows, warps = SPREAD
     tile = tile_of(e)
-    kernels.spread[triton.cdiv(T, rows), triton.cdiv(e, tile), S](vectors, out, T, e, rows, tile, num_warps=warps)
+    kernels.spread[cdiv(T, rows), cdiv(e, tile), S](vectors, out, T, e, rows, tile, num_warps=warps)
     return out.baddbmm_(h, dstates.mT)

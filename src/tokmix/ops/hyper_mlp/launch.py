@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from tokmix.ops.dispatch import INTERPRETED
 from tokmix.ops.hyper_mlp import triton as kernels
+from tokmix.ops.sizes import cdiv, next_power_of_2
 
 SIDE = 64  # queries, and keys, of a tile
 WIDEST = (256, 64)  # columns of v that a program holds: of 16-bit numbers, of float32
@@ -44,7 +44,7 @@ def lined(x: Tensor) -> Tensor:
 
 
 def padded(width: int) -> int:
-    return max(16, triton.next_power_of_2(width))
+    return max(16, next_power_of_2(width))
 
 
 def strides(*tensors: Tensor | None) -> list[int]:
@@ -64,7 +64,7 @@ class Plan:
     def __init__(self, q: Tensor, v: Tensor, first: Parts, second: Parts, lag: bool):
         self.B, self.H, self.T, self.f = v.shape
         self.score_heads, self.e, self.device, self.dtype, self.lag = q.shape[1], q.shape[3], q.device, v.dtype, lag
-        self.tiles = triton.cdiv(self.T, SIDE)
+        self.tiles = cdiv(self.T, SIDE)
         fine = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
         # How factors are rounded: of scores and values, of gradients of scores and the second bank, where signs are decided.
         # float16 would lose what is smaller than its range.
@@ -118,7 +118,7 @@ def forward(
         q, k, *first, second.down, second.up, u, y, shrink, plan.T, plan.H, *strides(q, k, first.control),
     )  # fmt: skip
     plan.launch(
-        kernels.output, OUTPUT, lambda columns: (plan.tiles, plan.B * plan.H, triton.cdiv(plan.f, columns)),
+        kernels.output, OUTPUT, lambda columns: (plan.tiles, plan.B * plan.H, cdiv(plan.f, columns)),
         q, k, v, *first[1:], *second[1:], u, y, shrink, o, plan.T, plan.H, *strides(q, k, v, first.control, second.control, o),
     )  # fmt: skip
     return o, u, y, shrink

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from tokmix.ops.dispatch import processors
 from tokmix.ops.hyper_mlp import launch, pull_triton, sums_triton
 from tokmix.ops.hyper_mlp.launch import Parts, Plan, by_token, lined, padded, parts, strides
+from tokmix.ops.sizes import cdiv
 
 SCRATCH = 2**28  # bytes; a stripe is one tile of queries at least
 RUN = 16  # tiles of keys of a program
@@ -76,7 +76,7 @@ class Gradients:
         whole = plan.H * plan.tiles**2
         dtype = plan.dtype if whole <= tiles_at_once else torch.float32  # the former where every key is met in one stripe
         self.dq, self.dk, self.dv = by_token(given.q), by_token(given.k, torch.zeros, dtype), by_token(given.v, torch.zeros, dtype)
-        wanted = triton.cdiv(2 * processors(plan.device), plan.tiles * plan.H)
+        wanted = cdiv(2 * processors(plan.device), plan.tiles * plan.H)
         self.shares = max(1, min(wanted, plan.B, tiles_at_once // whole))
         self.first = self._room(plan, given.first, plan.score_heads)
         self.second = self._room(plan, given.second, plan.H)
@@ -133,7 +133,7 @@ class Pass:
         self.glu = plan.score_heads > plan.H
         self.z2, self.dh2 = scratch[4:] if self.glu else (self.z, self.dh)
         self.tiles, self.size = stripe.end, stripe.end - stripe.first
-        self.runs = triton.cdiv(self.tiles, RUN)
+        self.runs = cdiv(self.tiles, RUN)
         self.at = (plan.T, plan.H, stripe.first, self.size, self.runs, self.tiles)
         self.programs = lambda columns: (self.size * self.runs, stripe.rows * plan.H)
 
@@ -216,7 +216,7 @@ class Pass:
         H, width = self.plan.H, by.shape[3]
         by, total = by[:, head : head + H], total[self.stripe.sequences, head : head + H]
         self.plan.launch(
-            sums_triton.keys, KEYS, lambda columns: (self.tiles, self.stripe.rows * H, triton.cdiv(width, columns)),
+            sums_triton.keys, KEYS, lambda columns: (self.tiles, self.stripe.rows * H, cdiv(width, columns)),
             x, by, total, self.plan.T, H, self.stripe.first, self.size, self.tiles, *strides(by, total),
             F=width, FP=min(128, padded(width)), HOW=how,
         )  # fmt: skip

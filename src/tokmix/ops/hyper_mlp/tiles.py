@@ -21,7 +21,7 @@ import triton.language as tl
 @triton.jit
 def rounded(x, HOW: tl.constexpr, WIDEN: tl.constexpr):
     """x as a factor of a product. The interpreter multiplies bit patterns and cuts bits off instead of rounding, so there
-    bfloat16 is rounded by hand and stays wide."""
+    bfloat16 is rounded by hand and stays wide. Tensor cores cut tf32 off, which makes every factor too small: so that, too."""
     if HOW == "bf16":
         if WIDEN:
             bits = x.to(tl.float32).to(tl.int32, bitcast=True)
@@ -30,6 +30,8 @@ def rounded(x, HOW: tl.constexpr, WIDEN: tl.constexpr):
             x = x.to(tl.bfloat16)
     elif HOW == "fp16":
         x = x.to(tl.float16)
+    elif HOW == "tf32":
+        x = ((x.to(tl.float32).to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True)
     else:
         x = x.to(tl.float32)
     return x

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokmix.ops.shift_mix.tiles import Where, distances, neighbours, offsets, per_channel, row_strides, turns_and_programs
+from tokmix.ops.sizes import cdiv, next_power_of_2
 
 FORWARD = (4, 4)  # rows and warps of a program: the fastest on an H200 at 512 channels
 BACKWARD = (2, 4, 8, 1)  # rows, warps, programs per multiprocessor, stages of its loop
@@ -112,8 +113,8 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, where: Where, both_ways: bo
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     x, *strides = row_strides(x)
     rows, warps = FORWARD
-    tile = min(TILE, triton.next_power_of_2(D))
-    gate_forward[triton.cdiv(B * T, rows), triton.cdiv(D, tile)](
+    tile = min(TILE, next_power_of_2(D))
+    gate_forward[cdiv(B * T, rows), cdiv(D, tile)](
         x, p, bias.contiguous(), table, places, y, B * T, T, *strides, shift, D, D // heads, both_ways, rows, tile, num_warps=warps
     )
     return y, p
@@ -132,8 +133,8 @@ def backward(
     rows, warps, per_processor, stages = BACKWARD
     turns, programs = turns_and_programs(x, rows, per_processor)
     sums = torch.empty(programs, D, dtype=torch.float32, device=x.device)
-    tile = min(TILE, triton.next_power_of_2(D))
-    gate_backward[programs, triton.cdiv(D, tile)](
+    tile = min(TILE, next_power_of_2(D))
+    gate_backward[programs, cdiv(D, tile)](
         x, dy, p, bias.contiguous(), table, places, dx, dp, sums, B * T, T, *strides, *dy_strides, shift, turns,
         D, D // heads, both_ways, rows, tile, stages, num_warps=warps,
     )  # fmt: skip

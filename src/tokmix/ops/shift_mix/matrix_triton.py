@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tokmix.ops.shift_mix.gate_triton import by_heads
 from tokmix.ops.shift_mix.tiles import Where, distances, neighbours, offsets, row_strides
+from tokmix.ops.sizes import cdiv, next_power_of_2
 
 FORWARD = (4, 4)  # rows and warps of a program
 BACKWARD = (4, 4)
@@ -75,8 +76,8 @@ def forward(x: Tensor, weights: list[Tensor], where: Where) -> Tensor:
     q = torch.bmm(by_heads(x, heads), torch.cat(weights, dim=2))
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows, warps = FORWARD
-    tile = min(TILE, triton.next_power_of_2(D))
-    grid = (triton.cdiv(B * T, rows), triton.cdiv(D, tile))
+    tile = min(TILE, next_power_of_2(D))
+    grid = (cdiv(B * T, rows), cdiv(D, tile))
     bring_together[grid](q, table, places, y, B * T, T, shift, D, D // heads, n, rows, tile, num_warps=warps)
     return y
 
@@ -89,8 +90,8 @@ def backward(dy: Tensor, x: Tensor, weights: list[Tensor], where: Where) -> tupl
     dy, *strides = row_strides(dy)
     dq = torch.empty(heads, B * T, n * D // heads, dtype=x.dtype, device=x.device)
     rows, warps = BACKWARD
-    tile = min(TILE, triton.next_power_of_2(D))
-    grid = (triton.cdiv(B * T, rows), triton.cdiv(D, tile))
+    tile = min(TILE, next_power_of_2(D))
+    grid = (cdiv(B * T, rows), cdiv(D, tile))
     spread_out[grid](dy, table, places, dq, B * T, T, *strides, shift, D, D // heads, n, rows, tile, num_warps=warps)
     dx = torch.bmm(dq, torch.cat(weights, dim=2).mT)
     return dx.transpose(0, 1).reshape(B, T, D), torch.bmm(by_heads(x, heads).mT, dq)

@@ -27,6 +27,7 @@ from tokmix.ops.shift_mix.tiles import (
     three,
     turns_and_programs,
 )
+from tokmix.ops.sizes import cdiv, next_power_of_2
 
 # rows, warps, programs per multiprocessor and stages of its loop: the fastest on an H200 at 512 channels
 FORWARD = (1, 1, 12, 4)
@@ -165,11 +166,11 @@ def forward(x: Tensor, weights: list[Tensor], gain: Tensor, bias: Tensor, eps: f
     heads, width = weights[0].shape
     rows, warps, per_processor, stages = FORWARD
     turns, programs = turns_and_programs(x, rows, per_processor)
-    tile = triton.next_power_of_2(D)
+    tile = next_power_of_2(D)
     mean = rstd = None
     if table is not None:
         mean, rstd = torch.empty(2, B * T, dtype=torch.float32, device=x.device)
-        row_moments[(triton.cdiv(B * T, rows),)](x, mean, rstd, B * T, T, *strides, eps, D, rows, tile, num_warps=warps)
+        row_moments[(cdiv(B * T, rows),)](x, mean, rstd, B * T, T, *strides, eps, D, rows, tile, num_warps=warps)
     norm_forward[(programs,)](
         x, *three(weights), gain.contiguous(), bias.contiguous(), table, places, mean, rstd, y, B * T, T, *strides, shift, turns, eps,
         D, D // heads, width, rows, tile, stages, num_warps=warps,
@@ -191,6 +192,6 @@ def backward(dy: Tensor, x: Tensor, weights: list[Tensor], gain: Tensor, bias: T
     norm_backward[(programs,)](
         x, dy, *three(weights), gain.contiguous(), bias.contiguous(), table, places, dx, sums,
         B * T, T, *strides, *dy_strides, shift, turns, eps,
-        D, D // heads, width, rows, triton.next_power_of_2(D), stages, num_warps=warps,
+        D, D // heads, width, rows, next_power_of_2(D), stages, num_warps=warps,
     )  # fmt: skip
     return dx, sums.sum(1)

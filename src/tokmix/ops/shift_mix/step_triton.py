@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokmix.ops.shift_mix.tiles import normalised, per_channel
+from tokmix.ops.sizes import next_power_of_2
 
 
 @triton.jit(do_not_specialize=["shift"])
@@ -64,7 +65,7 @@ def run(
     assert ring.stride(2) == 1 and ring.stride(1) == D and position.is_contiguous()
     y = torch.empty(B, D, dtype=dtype, device=x.device)
     a, b = (weight.contiguous() for weight in weights) if weights else (None, None)
-    tile = triton.next_power_of_2(D)
+    tile = next_power_of_2(D)
     step[(B,)](
         x, ring, position, new, a, b, gate, gate_bias, gain, bias, y, x.stride(0), ring.stride(0), 0 if new is None else new.stride(0),
         ring.shape[1], eps, D, 1 if a is None else a.shape[1], tile, advance, num_warps=min(8, max(1, tile // 256)),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters may be told)
 from tokmix.ops.dispatch import processors
+from tokmix.ops.sizes import cdiv
 
 
 @triton.jit
@@ -85,6 +86,6 @@ def three(weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
 
 def turns_and_programs(x: Tensor, rows: int, per_processor: int) -> tuple[int, int]:
     """How often each of how many programs takes so many rows to walk over all of x [B, T, D]."""
-    blocks = triton.cdiv(x.shape[0] * x.shape[1], rows)
-    turns = triton.cdiv(blocks, processors(x.device) * per_processor)
-    return turns, triton.cdiv(blocks, turns)
+    blocks = cdiv(x.shape[0] * x.shape[1], rows)
+    turns = cdiv(blocks, processors(x.device) * per_processor)
+    return turns, cdiv(blocks, turns)

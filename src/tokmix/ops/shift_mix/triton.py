@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokmix.ops.shift_mix.tiles import Where, distances, neighbours, offsets, per_channel, row_strides, three, turns_and_programs
+from tokmix.ops.sizes import cdiv, next_power_of_2
 
 FORWARD = (8, 4)  # rows and warps of a program: the fastest on an H200 at 512 channels
 BACKWARD = (2, 2, 8, 3)  # rows, warps, programs per multiprocessor, stages of its loop
@@ -92,8 +93,8 @@ def forward(x: Tensor, weights: list[Tensor], where: Where, dtype: torch.dtype) 
     x, *strides = row_strides(x)
     heads, width = weights[0].shape
     rows, warps = FORWARD
-    tile = min(TILE, triton.next_power_of_2(D))
-    weighted_forward[triton.cdiv(B * T, rows), triton.cdiv(D, tile)](
+    tile = min(TILE, next_power_of_2(D))
+    weighted_forward[cdiv(B * T, rows), cdiv(D, tile)](
         x, *three(weights), table, places, y, B * T, T, *strides, shift, D, D // heads, width, rows, tile, num_warps=warps
     )
     return y
@@ -110,8 +111,8 @@ def backward(dy: Tensor, x: Tensor, weights: list[Tensor], where: Where) -> tupl
     rows, warps, per_processor, stages = BACKWARD
     turns, programs = turns_and_programs(x, rows, per_processor)
     sums = torch.empty(len(weights), programs, D, dtype=torch.float32, device=x.device)
-    tile = min(TILE, triton.next_power_of_2(D))
-    weighted_backward[programs, triton.cdiv(D, tile)](
+    tile = min(TILE, next_power_of_2(D))
+    weighted_backward[programs, cdiv(D, tile)](
         x, dy, *three(weights), table, places, dx, sums, B * T, T, *strides, *dy_strides, shift, turns,
         D, D // heads, width, rows, tile, stages, num_warps=warps,
     )  # fmt: skip

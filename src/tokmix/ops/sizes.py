@@ -1,0 +1,12 @@
+"""Sizes of grids and tiles. triton has functions for the same that work inside of kernels, too, and take many times as long."""
+
+from __future__ import annotations
+
+
+def cdiv(whole: int, part: int) -> int:
+    return -(-whole // part)
+
+
+def next_power_of_2(n: int) -> int:
+    assert n >= 1
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,1 @@
+"""Beyond the papers: all causal mixers and hybrids of them on one page."""

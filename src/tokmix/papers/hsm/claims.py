@@ -1,0 +1,110 @@
+"""What the rows say about the paper's three claims. Each is judged by itself: paired t over seeds, Holm-corrected within the claim."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from tokmix.papers import page
+from tokmix.papers.claims import judge
+from tokmix.papers.hsm.stacks import SIMPLE, VARIANTS, Ladder
+from tokmix.papers.lm_plan import Entry, rates_key
+from tokmix.papers.lm_table import Found, beats, claim, every, names, some
+
+CLOSE, AMONG_BEST = 0.05, 0.01  # shares of a loss
+
+
+def losses(found: Found, entry: Entry) -> list[float]:
+    return page.scores(found.runs(entry))
+
+
+def all_claims(found: Found, ladder: Ladder, keys: Collection[str]) -> str:
+    parts = [_simple(found, ladder), _among_best(found, ladder, keys), _hybrids(found, ladder, keys)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _simple(found: Found, ladder: Ladder) -> str:
+    """Close: within 5 % of attention's loss. Beside it, how much of what attention gains over no mixing is reached."""
+    rows = [ladder.pure[name] for name in SIMPLE]
+    told = f"is at most {CLOSE:.0%} behind `{ladder.attention.name}`"
+    verdicts = judge([beats(found, one, ladder.attention, CLOSE, f"`{one.name}` {told}") for one in rows])
+    top, bottom = found.mean(ladder.attention), found.mean(ladder.none)
+    reached = []
+    for one in rows:
+        mean = found.mean(one)
+        if mean is not None and top is not None and bottom is not None and bottom > top:
+            reached.append(f"`{one.name}` {(bottom - mean) / (bottom - top):.0%}")
+    told = f"Of what `{ladder.attention.name}` gains over no token mixing they reach: {', '.join(reached)}." if reached else ""
+    return claim("Simple variants come close to attention", every(verdicts), told, verdicts)
+
+
+def _among_best(found: Found, ladder: Ladder, keys: Collection[str]) -> str:
+    """(a,b) against the best pure variant: with the saved parameters in the feed-forward, and without."""
+    parts, asked = [], []
+    for where, rows in (("equal parameters", ladder.pure), ("equal feed-forward", ladder.narrow)):
+        known = [(mean, name) for name in VARIANTS if rows[name].key in keys and (mean := found.mean(rows[name])) is not None]
+        if len(known) < 2 or "ab" not in {name for _, name in known}:
+            continue
+        order = [name for _, name in sorted(known)]
+        best = next(name for name in order if name != "ab")
+        parts.append(f"with {where} it is number {order.index('ab') + 1} of {len(order)} ({', '.join(order)})")
+        says = f"with {where}, `{rows['ab'].name}` is at most {AMONG_BEST:.0%} behind the best other variant, `{rows[best].name}`"
+        asked.append(beats(found, rows["ab"], rows[best], AMONG_BEST, says))
+    verdicts = judge(asked)
+    sentence = f"By loss, {'; '.join(parts)}." if parts else ""
+    # The claim is about the first: parameters given to the feed-forward.
+    return claim("(a,b) is among the best when the feed-forward gets the parameters", some(verdicts[:1]), sentence, verdicts)
+
+
+def _hybrids(found: Found, ladder: Ladder, keys: Collection[str]) -> str:
+    """Lower cost: fewer training FLOPs and a smaller state."""
+    rows = [ladder.places[ladder.middle], ladder.ends, *ladder.alternating.values(), *ladder.narrow_hybrids]
+    pairs = [(one, ladder.attention) for one in rows if one.key in keys]
+    pairs += [(ladder.alternating_rotary, ladder.rotary)] if ladder.alternating_rotary.key in keys else []
+    verdicts = judge([beats(found, one, other) for one, other in pairs])
+    won = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.word == "holds" and _cheaper(found, *pair)]
+    parts = [_how_much(found, one, other) for one, other in won]
+    sentence = f"Better and cheaper (training FLOPs, state): {'; '.join(parts)}." if parts else ""
+    word = some(verdicts)
+    if word == "Yes" and not won:
+        word = "Unclear"  # better, but not at lower cost
+    best = _best_place(found, ladder)
+    return claim("Hybrids beat all attention at lower cost", word, f"{sentence} {best}".strip(), verdicts)
+
+
+def _cheaper(found: Found, entry: Entry, other: Entry) -> bool:
+    costs = [(found.fact(entry, name), found.fact(other, name)) for name in ("flops", "state_numbers")]
+    return all(ours is not None and theirs is not None and ours < theirs for ours, theirs in costs)
+
+
+def _how_much(found: Found, entry: Entry, other: Entry) -> str:
+    flops, state = ((found.fact(entry, name) or 0) / (found.fact(other, name) or 1) for name in ("flops", "state_numbers"))
+    narrow = "" if entry.arm == "parameters" else " with an equal feed-forward"
+    return f"`{entry.name}`{narrow} ({flops:.0%}, {state:.0%} of `{other.name}`)"
+
+
+def _best_place(found: Found, ladder: Ladder) -> str:
+    known = [(mean, place) for place, one in enumerate(ladder.places) if (mean := found.mean(one)) is not None]
+    if len(known) < ladder.layers:
+        return ""
+    best, worst = min(known), max(known)
+    return f"One attention layer is best as layer {best[1] + 1} ({best[0]:.4f}) and worst as layer {worst[1] + 1} ({worst[0]:.4f})."
+
+
+def rated(ladder: Ladder) -> list[Entry]:
+    return [ladder.attention, ladder.pure["ab"], ladder.alternating["ab"]]
+
+
+def rates_table(found: Found, ladder: Ladder, lr: float, others: Sequence[float]) -> str:
+    """Whether the shared learning rate decides."""
+    rows, best = [], {}
+    for entry in rated(ladder):
+        runs = [*found.runs(entry), *found.runs(entry, rates_key(entry))]
+        at = {rate: [run for run in runs if run["lr"] == rate] for rate in sorted([lr, *others])}
+        rows.append([f"`{entry.name}`", *(page.cell(at[rate], 4) for rate in at)])
+        scored = [(sum(known) / len(known), rate) for rate in at if (known := page.scores(at[rate]))]
+        best[entry] = min(scored)[0] if len(scored) == len(at) else None
+    shown = page.table(["stack", *(f"lr {rate:g}" for rate in sorted([lr, *others]))], rows)
+    if any(value is None for value in best.values()):
+        return f"**Other learning rates**\n\n{shown}"
+    order = sorted(best, key=lambda entry: best[entry] or 0.0)
+    return f"**Other learning rates.** Each at its best, from the lowest loss up: {names(order)}.\n\n{shown}"

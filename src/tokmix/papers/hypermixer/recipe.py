@@ -1,0 +1,157 @@
+"""The models of the paper and how they are trained here: all that Tables 1, 5, 6 and Figures 3, 4 share.
+
+The paper does not state batch, epochs, stopping or the longest text; those below are ours, the same for every model of a task. A search
+tries the paper's seven learning rates with one seed and half of the epochs, and is judged on rows of train that were held out. Fresh
+seeds run at the best one; what is held out also chooses the epoch; the figure is the accuracy on valid there.
+
+Positions: the paper gives them to HyperMixing's hypernetworks alone, so there and in its ablations the embedding has none; the other
+models get a sinusoidal code with the embedding, as is usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokmix.papers.hypermixer import paper
+from tokmix.papers.item import Outcomes
+from tokmix.papers.job import Job
+
+LAYERS, DIM, HIDDEN, FEED_FORWARD, DROPOUT, LIMIT = 6, 256, 512, 512, 0.1, 128
+WARMUP, CLIP = 200, 1.0
+SEARCH_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
+
+
+@dataclass(frozen=True)
+class Task:
+    """rows, length: about how many to learn from and how long they are, to guess how long a job takes."""
+
+    batch: int
+    epochs: int
+    dev: float
+    rows: int
+    length: int
+    limit: int = LIMIT
+
+
+TASKS = {
+    "mnli": Task(batch=128, epochs=8, dev=0.1, rows=24_300, length=44),
+    "snli": Task(batch=256, epochs=6, dev=0.05, rows=116_300, length=29, limit=64),
+    "qqp": Task(batch=128, epochs=8, dev=0.1, rows=25_400, length=35),
+    "qnli": Task(batch=64, epochs=12, dev=0.1, rows=9_000, length=54),
+    "sst2": Task(batch=256, epochs=5, dev=0.05, rows=64_000, length=17),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A stack of one mixer. limit: the length its own weights have, where they have one."""
+
+    title: str
+    mixer: str
+    layout: str = "serialized"
+    feed_forward: int = FEED_FORWARD
+    limit: int = LIMIT
+    positions: str = "sinusoidal"
+
+    def model(self, quick: bool) -> dict[str, Any]:
+        """Fields of ModelConfig."""
+        layers, dim, wide = (2, 32, 64) if quick else (LAYERS, DIM, self.feed_forward)
+        return {
+            "stack": f"{self.mixer}*{layers}",
+            "dim": dim,
+            "max_len": self.limit,
+            "layout": self.layout,
+            "feed_forward": wide if self.feed_forward else 0,
+            "dropout": DROPOUT,
+            "positions": self.positions,
+            "pooling": "mean",
+        }
+
+
+def hyper(options: str, title: str, layout: str = "serialized", feed_forward: int = FEED_FORWARD) -> Variant:
+    """HyperMixing with d' = 2 d."""
+    return Variant(title, f"hypermixing({options}, position='sinusoidal')", layout, feed_forward, positions="none")
+
+
+VARIANTS = {
+    "fnet": Variant("FNet", "fnet"),
+    "linear": Variant("Linear Transformer", "linear_attention"),
+    "transformer": Variant("Transformer", "attention"),
+    "mlpmixer": Variant("MLPMixer", "mlp_mixer", limit=250),  # the paper's N
+    "gmlp": Variant("gMLP", "gmlp"),  # the paper's N is 100, and our texts have up to 128 tokens
+    "hypermixer": hyper("norm='none'", "HyperMixer, tied"),
+    "transformer-pre": Variant("Transformer, pre-norm", "attention", layout="pre"),
+    "hypermixer-4heads": hyper("norm='none', heads=4", "HyperMixer, tied, 4 heads"),
+    "feature-only": Variant("feature mixing only", "identity", positions="none"),
+    "token-only": hyper("norm='none'", "token mixing only", feed_forward=0),
+    "shared-vector": Variant("shared weight vector", "shared_vector(norm='none')", positions="none"),
+    "untied": hyper("norm='none', tied=False", "HyperMixer, untied"),
+}
+
+QUICK = {"tasks": ("sst2", "snli"), "rates": (1e-3, 3e-4), "seeds": (0, 1), "rows": 400, "batch": 32}
+
+
+def tasks(quick: bool) -> tuple[str, ...]:
+    return QUICK["tasks"] if quick else paper.TASKS  # type: ignore[return-value]
+
+
+def spec(task: str, model: Mapping[str, Any], members: Sequence[Mapping[str, Any]], quick: bool, **others: Any) -> dict[str, Any]:
+    """Of a job of kind "rows"; others: what differs from the task's own settings."""
+    settings = TASKS[task]
+    made = {
+        "data": task,
+        "model": dict(model),
+        "members": [dict(member) for member in members],
+        "batch": settings.batch,
+        "epochs": settings.epochs,
+        "warmup": WARMUP,
+        "clip": CLIP,
+        "dev": settings.dev,
+        "fraction": 1.0,
+        "limit": settings.limit,
+        "score": "valid",
+        **others,
+    }
+    return made | ({"rows": QUICK["rows"], "batch": QUICK["batch"], "epochs": 2, "dev": 0.2} if quick else {})
+
+
+def job(key: str, made: dict[str, Any]) -> Job:
+    settings = TASKS[made["data"]]
+    rows = settings.rows * made["fraction"] * made["epochs"]
+    return Job(key, "rows", made, weight=rows * settings.length * len(made["members"]) / 1e6)
+
+
+def search(task: str, variant: str, quick: bool) -> Job:
+    """Every learning rate of the grid, one seed, judged on what is held out."""
+    rates = QUICK["rates"] if quick else paper.RATES
+    members = [{"seed": SEARCH_SEED, "lr": rate} for rate in rates]  # type: ignore[attr-defined]
+    short = -(-TASKS[task].epochs // 2)
+    return job(f"{task}-{variant}-search", spec(task, VARIANTS[variant].model(quick), members, quick, epochs=short, score="dev"))
+
+
+def seeds(task: str, variant: str, rate: float, quick: bool, count: int | None = None, **others: Any) -> Job:
+    """Fresh seeds at one learning rate."""
+    chosen = (QUICK["seeds"] if quick else SEEDS)[:count]  # type: ignore[index]
+    members = [{"seed": seed, "lr": rate} for seed in chosen]
+    return job(f"{task}-{variant}-seeds", spec(task, VARIANTS[variant].model(quick), members, quick, **others))
+
+
+def best_rate(outcome: Mapping[str, Any] | None) -> float | None:
+    """Of a search; the larger rate where two are equal. None where it has not been run or failed."""
+    found = [run for run in (outcome or {}).get("runs", []) if run["state"] == "finished"]
+    return max(found, key=lambda run: (run["score"], run["lr"]))["lr"] if found else None
+
+
+def searched(variants: Sequence[str], quick: bool, outcomes: Outcomes) -> list[Job]:
+    """The jobs of a table: a search for each cell, and the seeds where it is done."""
+    jobs = []
+    for task in tasks(quick):
+        for variant in variants:
+            looked = search(task, variant, quick)
+            jobs.append(looked)
+            rate = best_rate(outcomes.get(looked.key))
+            if rate is not None:
+                jobs.append(seeds(task, variant, rate, quick))
+    return jobs

@@ -1,0 +1,108 @@
+"""Table 6: five layouts of a layer, for attention and for HyperMixing with three kinds of normalisation. As in the paper a cell is the best
+learning rate of one seed, and the mean of five tasks; ours chooses among three rates on held-out rows and trains half of the epochs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from tokmix.papers import page, results
+from tokmix.papers.hypermixer import paper, recipe
+from tokmix.papers.item import Item, Outcomes, Results
+from tokmix.papers.job import Job
+
+RATES, SEED = (5e-4, 2e-4, 1e-4), 0
+NORMS = {
+    "hypermixing-none": "norm='none'",
+    "hypermixing-length": "norm='length', power=1.0",  # the paper divides by the number of tokens
+    "hypermixing-layer": "norm='layer'",
+}
+MIXERS = ("attention", *NORMS)
+TITLES = {
+    "attention": "attention",
+    "hypermixing-none": "HyperMixing, no norm",
+    "hypermixing-length": "HyperMixing, length norm",
+    "hypermixing-layer": "HyperMixing, layer norm",
+}
+
+
+def jobs(quick: bool, outcomes: Outcomes) -> list[Job]:
+    found = []
+    for task in ("snli",) if quick else paper.TASKS:
+        for mixer in MIXERS if not quick else ("attention", "hypermixing-layer"):
+            for layout in paper.LAYOUTS if not quick else ("serialized", "pre"):
+                variant = recipe.hyper(NORMS[mixer], "", layout) if mixer in NORMS else recipe.Variant("", mixer, layout)
+                members = [{"seed": SEED, "lr": rate} for rate in RATES]
+                made = recipe.spec(task, variant.model(quick), members, quick, epochs=-(-recipe.TASKS[task].epochs // 2))
+                found.append(recipe.job(key(task, mixer, layout), made))
+    return found
+
+
+def key(task: str, mixer: str, layout: str) -> str:
+    return f"{task}-{mixer}-{layout}"
+
+
+def best(outcome: Mapping[str, Any] | None) -> float | None:
+    """Accuracy on valid, %, of the rate that is best on what was held out."""
+    runs = [run for run in page.runs(outcome) if run["state"] == "finished"] or page.runs(outcome)
+    return 100 * max(runs, key=lambda run: (run["dev"], run["lr"]))["score"] if runs else None
+
+
+def cell(outcomes: Outcomes, mixer: str, layout: str) -> float | None:
+    """The mean of the five tasks."""
+    found = [best(outcomes.get(key(task, mixer, layout))) for task in paper.TASKS]
+    return None if None in found else statistics.fmean(value for value in found if value is not None)
+
+
+def tables(content: Results) -> str:
+    outcomes = results.outcomes(content)
+    rows = []
+    for mixer in MIXERS:
+        cells = []
+        for place, layout in enumerate(paper.LAYOUTS):
+            ours = cell(outcomes, mixer, layout)
+            cells.append(f"{page.NOT_RUN if ours is None else f'{ours:.2f}'} / {paper.TABLE_6[mixer][place]:.2f}")
+        rows.append([TITLES[mixer], *cells])
+    return "\n\n".join([
+        f"Accuracy on validation data in %, mean of five tasks, ours / the paper's. Ours: one seed, best of {len(RATES)} learning rates "
+        f"({', '.join(f'{rate:.0e}'.replace('e-0', 'e-') for rate in RATES)}) on held-out rows; the paper: best of seven.",
+        page.table(["", *paper.LAYOUTS], rows),
+        _by_task(outcomes),
+        _claims(outcomes),
+    ])  # fmt: skip
+
+
+def _by_task(outcomes: Outcomes) -> str:
+    rows = []
+    for mixer in MIXERS:
+        for layout in paper.LAYOUTS:
+            cells = [best(outcomes.get(key(task, mixer, layout))) for task in paper.TASKS]
+            rows.append([TITLES[mixer], layout, *(None if value is None else f"{value:.1f}" for value in cells)])
+    shown = page.table(["mixer", "layout", *(paper.TITLES[task] for task in paper.TASKS)], rows)
+    return f"<details><summary>By task</summary>\n\n{shown}\n\n</details>"
+
+
+def _claims(outcomes: Outcomes) -> str:
+    """What the paper's text takes from the table, with one seed: signs, no tests."""
+    lines = []
+    for says, mixer, better, worse in (
+        ("attention is better in pre-norm than serialized", "attention", "pre", "serialized"),
+        ("HyperMixing without a norm is better serialized than in pre-norm", "hypermixing-none", "serialized", "pre"),
+    ):
+        lines.append(_line(says, cell(outcomes, mixer, better), cell(outcomes, mixer, worse)))
+    spread = []
+    for mixer in ("hypermixing-none", "hypermixing-layer"):
+        values = [cell(outcomes, mixer, layout) for layout in paper.LAYOUTS]
+        spread.append(None if None in values else max(v for v in values if v is not None) - min(v for v in values if v is not None))
+    lines.append(_line("with a layer norm on its output HyperMixing depends less on the layout (range over layouts)", *spread))
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _line(says: str, better: float | None, worse: float | None) -> str:
+    if better is None or worse is None:
+        return f"{says}: {page.NOT_RUN}"
+    return f"{says}: {'yes' if better > worse else 'no'} ({better:.2f} against {worse:.2f})"
+
+
+ITEM = Item("hypermixer", "table6", "Table 6: layouts by normalisation", jobs, tables)

@@ -1,0 +1,1 @@
+"""HyperMLP and HyperGLU (Lu & Yang 2026): what is run of it."""

@@ -1,0 +1,201 @@
+"""Jobs of kind "rows": one model on one table of labelled texts, its members differing in seed, learning rate or dropout.
+
+    spec   data       the table's name                          model     fields of ModelConfig; classes come from the table
+           members    [{seed, lr, dropout?}, ...]               score     "valid": at the epoch that the held-out rows choose;
+           batch, epochs, warmup (steps), clip                            "dev": those held-out rows themselves (a search)
+           dev        share of train that is held out           fraction  of the rest that is learned from
+           limit      tokens a row has at most                  rows      at most so many rows of each split (small versions)
+
+What is held out decides learning rate and epoch; the figure of a run is its accuracy on valid at that epoch, which nothing was chosen by.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokmix.data.extra import np
+from tokmix.model import Model, ModelConfig
+from tokmix.papers import fleet, rows_data, rows_plan
+from tokmix.papers.claims import pack
+from tokmix.papers.job import Context
+from tokmix.segments import Segments
+
+BUCKETS = 3
+EVALUATED = {"cuda": 2**16, "cpu": 2**12}  # columns of a batch in evaluation
+
+
+class Split:
+    """Rows of a table on a device."""
+
+    def __init__(self, texts: rows_data.Texts, chosen: np.ndarray, limit: int, device: torch.device):
+        self.host_lengths = np.minimum(texts.lengths[chosen], limit)
+        longest = -(-int(self.host_lengths.max(initial=1)) // rows_plan.STEP) * rows_plan.STEP
+        self.ids = torch.from_numpy(texts.padded(chosen, longest)).to(device)  # [n, T] int32
+        self.lengths = torch.from_numpy(self.host_lengths).to(device)
+        self.labels = torch.from_numpy(texts.labels[chosen]).to(device)
+
+    def __len__(self) -> int:
+        return len(self.host_lengths)
+
+    def logits(self, model: nn.Module, index: Tensor, width: int) -> Tensor:
+        return model(self.ids[:, :width][index], Segments.padded(self.lengths[index], width))
+
+    def right(self, model: nn.Module, precision: str) -> np.ndarray | None:
+        """Whether each row is predicted right; None where an output is no finite number."""
+        device = self.ids.device
+        right, sound = torch.zeros(len(self), dtype=torch.bool, device=device), torch.ones((), dtype=torch.bool, device=device)
+        model.eval()
+        with torch.no_grad(), fleet.autocast(device, precision):
+            for index, width in self._by_length(EVALUATED[device.type]):
+                logits = self.logits(model, index, width)
+                right[index] = logits.argmax(1) == self.labels[index]
+                sound &= torch.isfinite(logits).all()
+        model.train()
+        return right.cpu().numpy() if bool(sound) else None
+
+    def _by_length(self, columns: int) -> Iterator[tuple[Tensor, int]]:
+        order = np.argsort(self.host_lengths, kind="stable")
+        while len(order):
+            width = -(-int(self.host_lengths[order[-1]]) // rows_plan.STEP) * rows_plan.STEP
+            order, taken = np.split(order, [max(0, len(order) - max(1, columns // width))])
+            yield torch.from_numpy(taken).to(self.ids.device), width
+
+
+@dataclass
+class Tally:
+    """How a member fares, epoch by epoch."""
+
+    chance: float
+    dev: list[float | None] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    best: int | None = None  # epoch, from 1
+    right: np.ndarray | None = None  # on valid, at the best epoch
+    final: float | None = None
+
+    def record(self, member: dict[str, Any], on_dev: bool) -> dict[str, Any]:
+        sound = self.dev[-1] is not None
+        told: dict[str, Any] = {**member, "state": "finished" if sound else "diverged", "epoch": self.best}
+        told |= {"dev": self.dev[self.best - 1] if self.best else self.chance, "dev_curve": self.dev, "loss_curve": self.loss}
+        if on_dev:
+            return told | {"score": told["dev"]}
+        if self.right is None:
+            return told | {"score": self.chance, "error": "no epoch gave finite outputs: it scores the commonest class"}
+        return told | {"score": float(self.right.mean()), "final": self.final, "right": pack(self.right), "examples": len(self.right)}
+
+
+def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
+    table = rows_data.load(context.data_folder(), spec["data"])
+    limit, device = spec["limit"], context.device
+    if limit % rows_plan.STEP:
+        raise ValueError(f"limit={limit} should be a multiple of {rows_plan.STEP}")
+    learned, aside = rows_data.held_out(table.train, spec["dev"], spec.get("fraction", 1.0))
+    every = np.arange(len(table.valid))
+    most = spec.get("rows")
+    train, dev, valid = (
+        Split(texts, chosen[:most], limit, device) for texts, chosen in ((table.train, learned), (table.train, aside), (table.valid, every))
+    )
+    if not len(dev):
+        raise ValueError(f"{spec['data']}: dev={spec['dev']} holds out none of {len(table.train)} rows")
+    members, config = spec["members"], _config(spec, table)
+    wide = rows_plan.widths(train.host_lengths, BUCKETS)
+    per_epoch = sum(rows_plan.batch_counts(train.host_lengths, wide, spec["batch"]))
+    steps = per_epoch * spec["epochs"]
+    # A small part of a table has few steps: the rate still rises in the first fifth of them at most.
+    recipe = fleet.Recipe(steps, warmup=min(spec["warmup"], steps // 5), clip=spec["clip"])
+    models = [_build(config, member) for member in members]
+    flops = _flops(models[0], train.host_lengths)
+    parameters = models[0].parameter_count()
+    context.say(f"{spec['data']}: {len(train)} rows, {per_epoch} steps an epoch in widths {wide}, {len(members)} runs of {parameters:,}")
+
+    counted = {"tokens": 0, "columns": 0}
+    common = float(np.bincount(table.valid.labels).max() / len(table.valid))
+    tallies = [Tally(common) for _ in members]
+    evaluating = 0.0
+
+    def report(step: int, losses: list[float]) -> None:
+        nonlocal evaluating
+        begin = time.perf_counter()
+        last = step == steps
+        for tally, one, loss in zip(tallies, models, losses, strict=True):
+            _score(tally, one, loss, dev, valid if spec["score"] == "valid" else None, recipe.precision, last)
+        evaluating += time.perf_counter() - begin
+
+    begin = time.perf_counter()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(members[0]["seed"])  # of dropout
+        fleet.train(
+            [fleet.Member(one, member["lr"]) for one, member in zip(models, members, strict=True)],
+            lambda model, index, width: F.cross_entropy(train.logits(model, index, width).float(), train.labels[index]),
+            _batches(train.host_lengths, wide, spec, counted),
+            recipe,
+            device,
+            every=per_epoch,
+            report=report,
+        )
+    training = time.perf_counter() - begin - evaluating
+    return {
+        "runs": [tally.record(member, spec["score"] == "dev") for tally, member in zip(tallies, members, strict=True)],
+        "data": table.sources,
+        "parameters": parameters,
+        "steps": steps,
+        **counted,
+        "flops": flops * spec["epochs"],
+        "flops_row": flops / len(train),
+        "rows": {"train": len(train), "dev": len(dev), "valid": len(valid), "cut": table.train.beyond(limit) + table.valid.beyond(limit)},
+        "widths": wide,
+        "chance": common,
+        "training_seconds": training,
+        "evaluation_seconds": evaluating,
+    }
+
+
+def _config(spec: dict[str, Any], table: rows_data.Table) -> ModelConfig:
+    return ModelConfig(**{"causal": False, "head": "classify", "classes": len(table.labels), "vocab": rows_data.VOCAB, **spec["model"]})
+
+
+def _build(config: ModelConfig, member: dict[str, Any]) -> Model:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(member["seed"])
+        return Model(replace(config, dropout=member.get("dropout", config.dropout)))
+
+
+def _batches(lengths: np.ndarray, wide: Sequence[int], spec: dict[str, Any], counted: dict[str, int]) -> Iterator[tuple[int, Tensor]]:
+    """counted: tokens and columns (padding too) that one run has seen."""
+    seeds = [member["seed"] for member in spec["members"]]
+    for number in range(spec["epochs"]):
+        for width, index in rows_plan.epoch(lengths, wide, spec["batch"], seeds, number):
+            counted["tokens"] += int(lengths[index[0]].sum())
+            counted["columns"] += width * index.shape[1]
+            yield width, torch.from_numpy(index)
+
+
+def _score(tally: Tally, model: Model, loss: float, dev: Split, valid: Split | None, precision: str, last: bool) -> None:
+    right = dev.right(model, precision)
+    tally.dev.append(None if right is None else float(right.mean()))
+    tally.loss.append(loss)
+    if right is None:
+        return
+    best = -1.0 if tally.best is None else tally.dev[tally.best - 1]
+    assert best is not None and tally.dev[-1] is not None
+    improved = tally.dev[-1] > best
+    if improved:
+        tally.best = len(tally.dev)
+    if valid is None or not (improved or last):
+        return
+    shown = valid.right(model, precision)
+    tally.final = float(shown.mean()) if last and shown is not None else None
+    if improved and shown is not None:
+        tally.right = shown
+
+
+def _flops(model: Model, lengths: np.ndarray) -> int:
+    """Matrix products of an epoch, forward and backward, every row at its own length; padding is not counted."""
+    values, counts = np.unique(lengths, return_counts=True)
+    return sum(int(count) * model.cost(int(value)).training for value, count in zip(values, counts, strict=True))
