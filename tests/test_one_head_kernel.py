@@ -32,6 +32,13 @@ from tokmix.ops.hyper_mix import choice, reassociated, wide, wide_library
 # The first product of a process may be one of a backward pass, whose thread has no CUDA context yet.
 pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 
+
+@pytest.fixture(autouse=True)
+def no_sequence_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short ones have a kernel of their own."""
+    monkeypatch.setattr(choice, "SHORT", 0)
+
+
 # heads, channels and inner width of one, generated units; the kernel for heads takes none of these in float32
 SIZES = {"one": (1, 72, 72, 40), "inner": (1, 20, 13, 33), "heads": (2, 12, 7, 5), "large": (1, 136, 136, 300)}
 

@@ -202,8 +202,7 @@ def _mlp_with(op: Callable[..., Tensor]) -> Body:
     def body(t: Tensors) -> Tensor:
         q, k, v = (t[name].transpose(1, 2) for name in ("q", "k", "v"))
         first, second = (mlp.Bank(t["down" + n], t["up" + n], t["diagonal" + n], t["control" + n].transpose(1, 2)) for n in ("", "2"))
-        at = torch.arange(q.shape[2], device=q.device)[None]
-        return op(q, k, v, at, first, second, True, q.shape[2])
+        return op(q, k, v, None, first, second, True, q.shape[2])
 
     return body
 

@@ -5,6 +5,7 @@ Which backend, layout and head size is fastest depends on the card and on the le
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -113,7 +114,9 @@ def attention_layers(dim: int, causal: bool, device: str) -> list[Rival]:
 def linear_attention_core(head: int) -> Rival:
     """flash-linear-attention's causal linear attention, without its normalisation; ImportError where it is not installed."""
     try:
-        from fla.ops.linear_attn import chunk_linear_attn
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about what else could be installed
+            from fla.ops.linear_attn import chunk_linear_attn
     except ImportError as error:
         raise ImportError(f"flash-linear-attention is not installed ({error}): pip install flash-linear-attention") from error
 

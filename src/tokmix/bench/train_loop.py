@@ -128,7 +128,7 @@ def _compare(session: Session, task: str, folder: Path) -> None:
     work = Work(TokenFiles(out), _settings(session, task))
     device = torch.device(session.device)
     world = World(device=device)
-    turns, steps, warm = (3, 3, 2) if session.asked.quick else (7, 20, 10) if session.device == "cuda" else (5, 10, 3)
+    turns, steps, warm = (3, 3, 2) if session.asked.quick else (9, 30, 10) if session.device == "cuda" else (5, 10, 3)
     source = _endless(work, world)
     ready = iter([next(source) for _ in range(turns * steps + warm)])
     loops: dict[str, Callable[[int], int]] = {

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from tokmix.ops.causal_hyper_mix import flops as _causal_hyper_mix  # noqa: F401  (its formulas)
 from tokmix.ops.hyper_mix import library as _hyper_mix  # noqa: F401  (defines the ops)
+from tokmix.ops.hyper_mix import short_library as _short_hyper_mix  # noqa: F401
 from tokmix.ops.hyper_mix import wide_library as _wide_hyper_mix  # noqa: F401
 from tokmix.ops.hyper_mlp import flops as _hyper_mlp  # noqa: F401  (its formulas)
 from tokmix.ops.shift_mix import library as _shift_mix  # noqa: F401
@@ -80,3 +81,15 @@ def wide_hyper_mix_backward(dy: Shape, p: Shape, h: Shape, states: Shape, m: Any
     heads, rows, i = states
     nets, e, k = p[2] // i, rows // dy[0], hidden[2]
     return heads * e * i * (2 * (2 * nets + 4) * dy[0] * dy[1] + 8 * dy[0] * k)
+
+
+@register_flop_formula(torch.ops.tokmix.short_hyper_mix)
+def short_hyper_mix(x: Shape, w1: Shape, *rest: Any, **kwargs: Any) -> int:
+    """Two products a token, those of the textbook; the nets' own are counted where they are made."""
+    return 4 * x[0] * x[1] * x[2] * w1[2]
+
+
+@register_flop_formula(torch.ops.tokmix.short_hyper_mix_backward)
+def short_hyper_mix_backward(dy: Shape, z: Any, mean: Any, rstd: Any, x: Shape, w1: Shape, *rest: Any, **kwargs: Any) -> int:
+    """Five, of which one is made again."""
+    return 10 * x[0] * x[1] * x[2] * w1[2]
