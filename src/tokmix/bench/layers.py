@@ -78,8 +78,12 @@ def as_body(mixer: nn.Module, plainly: bool) -> Body:
 
 
 def _passes(session: Session, made: Made) -> bool:
-    rows, length = (3, 37) if session.asked.quick else (3, 333)
-    shape = (rows, length, session.asked.dim)
+    """At an odd length, and at the shortest that is timed: short sequences may take another way."""
+    return all(_holds(session, made, length) for length in sorted({37 if session.asked.quick else 333, session.asked.lengths[0]}))
+
+
+def _holds(session: Session, made: Made, length: int) -> bool:
+    shape = (3, length, session.asked.dim)
     try:
         mixer = _build(session, made, length)
         given = {"x": torch.randn(shape, device=session.device).to(session.dtype), **dict(mixer.named_parameters())}

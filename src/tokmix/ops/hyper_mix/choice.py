@@ -16,6 +16,7 @@ from tokmix.places import Chunks
 SHORTEST = 32  # tokens of a sequence below which most of a kernel's tile would be empty
 NARROWEST = 128  # channels of a head from which the large products of `wide` are worth their copies; one head needs none
 SHORT = 128  # tokens of the longest sequence whose hidden state `short` keeps on chip
+SHORT_WIDE = 64  # the same for float32, of one head: three products stand for each there, and more heads lose too many digits
 SHORT_PAYS = 2.0  # `short` runs where the textbook takes at most so many times the operations of the re-associated form
 WIDEST_NORM = 8192  # channels one program can hold
 # `wide` runs wherever it takes at most so many times the textbook's operations: it moves far fewer bytes.
@@ -49,9 +50,11 @@ def _has_heads(x: Tensor, net: Net, longest: int) -> bool:
 def _is_short(x: Tensor, net: Net, longest: int) -> bool:
     """Whether sequences are so short that their hidden states should never leave the chip."""
     (heads, e, inner), k = net.inner.shape, net.outer.shape[2]
-    fits = x.numel() > 0 and 0 < longest <= SHORT and x.shape[2] <= WIDEST_NORM
-    pays = forced() == "triton" or _short_pays(longest, heads, e, k, inner)
-    return use_triton(x, _dtype(x, net), fits=fits and pays)
+    dtype = _dtype(x, net)
+    wide = dtype == torch.float32
+    fits = x.numel() > 0 and 0 < longest <= SHORT and x.shape[2] <= WIDEST_NORM and not (wide and heads > 1)
+    pays = forced() == "triton" or (_short_pays(longest, heads, e, k, inner) and not (wide and longest > SHORT_WIDE))
+    return use_triton(x, dtype, fits=fits and pays)
 
 
 def _short_pays(longest: int, heads: int, e: int, k: int, inner: int) -> bool:
