@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -94,8 +95,11 @@ def test_the_rate_rises_then_falls() -> None:
     assert fleet.Recipe(steps=4, warmup=2).rates(1.0) == [0.5, 1.0, 1.0, 1.0]
 
 
-def test_half_precision_learns_on_the_wide_weights() -> None:
-    """bf16 has 8 bits: a step of 1e-4 is lost on a weight of 1, unless the weight itself is kept in float32."""
+def test_half_precision_learns_on_the_wide_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bf16 has 8 bits: a step of 1e-4 is lost on a weight of 1, unless the weight itself is kept in float32. The layers of the copy are
+    compiled; here by a backend that needs no compiler."""
+    monkeypatch.setattr(fleet, "BACKEND", "aot_eager")
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     recipe = fleet.Recipe(steps=9, warmup=2)
     wide, half = (fleet._Trainer(fleet.Member(model(0), 1e-3), recipe, Data().loss, torch.device("cpu"), half) for half in (False, True))
     for width, index in batches(1, 9):
@@ -105,6 +109,7 @@ def test_half_precision_learns_on_the_wide_weights() -> None:
     moved = [(a - b).norm() for a, b in zip(half.model.parameters(), wide.model.parameters(), strict=True)]
     way = [(a - b).norm() for a, b in zip(wide.model.parameters(), model(0).parameters(), strict=True)]
     assert torch.stack(moved).norm() < 0.3 * torch.stack(way).norm()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= before + 2, "a graph for each layer"
     assert next(half.model.parameters()).dtype == torch.float32 and next(half.copy.parameters()).dtype == torch.bfloat16
 
 

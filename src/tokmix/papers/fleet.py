@@ -22,10 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from tokmix import checks
+from tokmix.block import Layer
 
 Loss = Callable[[nn.Module, Tensor, int], Tensor]
 Report = Callable[[int, list[float]], None]
 SCHEDULES, PRECISIONS = ("constant", "cosine"), ("bf16", "float32")
+BACKEND = "inductor"
 WARM = 2  # steps before recording, in which libraries and kernels choose their way
 
 
@@ -76,17 +78,31 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
+def _compiled(model: nn.Module) -> nn.Module:
+    """Layer by layer: layers of one shape share what is compiled, and the pointwise work around products becomes few kernels.
+    A layer that cannot be compiled runs as it is."""
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = 256  # one for each shape of batch, and for each shift of a ladder
+    torch._dynamo.config.accumulated_recompile_limit = 1024
+    torch._dynamo.config.suppress_errors = True
+    for part in model.modules():
+        if isinstance(part, Layer):
+            part.compile(backend=BACKEND, dynamic=False)
+    return model
+
+
 class _Trainer:
     """A member on its device: one step is the same calls every time, so that it can be recorded.
 
-    In bf16 the step runs on a copy of the model in that type, refreshed from the float32 weights before each step; the gradients go
-    back to those, and so does the optimizer's work. Casting as one goes (autocast) would move twice the bytes, and these steps are
-    bound by bytes."""
+    In bf16 the step runs on a copy of the model in that type, its layers compiled, refreshed from the float32 weights before each
+    step; the gradients go back to those, and so does the optimizer's work. Casting as one goes (autocast) would move twice the
+    bytes, and these steps are bound by bytes."""
 
     def __init__(self, member: Member, recipe: Recipe, loss: Loss, device: torch.device, half: bool):
         self.model, self.recipe, self.loss = member.model.to(device).train(), recipe, loss
         self.weights: list[Tensor] = list(self.model.parameters())
-        self.copy = copy.deepcopy(self.model).to(torch.bfloat16) if half else self.model
+        self.copy = _compiled(copy.deepcopy(self.model).to(torch.bfloat16)) if half else self.model
         # [steps], and what a warm-up at the last step reads beyond them
         self.rates = torch.tensor(recipe.rates(member.lr) + [0.0] * WARM, device=device)
         self.rate = torch.tensor(member.lr, device=device)
