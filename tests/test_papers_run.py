@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tokmix.papers import job as jobs
-from tokmix.papers import results
+from tokmix.papers import results, worker
+from tokmix.papers import run as running
 from tokmix.papers.item import Item
 from tokmix.papers.job import Context, Job
 from tokmix.papers.run import run
@@ -34,6 +35,19 @@ def item(name: str = "made_up", value: int = 1, breaks: bool = False) -> Item:
     return Item("hypermixer", name, "made up", named, lambda _: "")
 
 
+class Here(running._TimedPool):
+    """A pool without processes."""
+
+    def run(self, tasks: Any, report: Any) -> None:
+        for task in tasks:
+            report(task, worker.do(json.loads(json.dumps({**task, "device": self.devices[0]}))))
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_TimedPool", Here)
+
+
 @pytest.fixture(autouse=True)
 def kind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Workers are processes: they learn of the kind through a module that Python runs at its start."""
@@ -41,7 +55,7 @@ def kind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("from tokmix.papers import job\njob.KINDS['made_up'] = 'test_papers_run:work'\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{tests}:{tests.parent / 'src'}")
-    monkeypatch.setitem(jobs.KINDS, "made_up", "test_papers_run:work")
+    monkeypatch.setitem(jobs.KINDS, "made_up", f"{__name__}:work")
 
 
 def test_phases_follow_each_other_and_a_second_call_does_nothing(tmp_path: Path) -> None:
@@ -58,13 +72,13 @@ def test_phases_follow_each_other_and_a_second_call_does_nothing(tmp_path: Path)
     assert results.load(tmp_path / "out" / "made_up.json") == content
 
 
-def test_another_setting_is_another_job(tmp_path: Path) -> None:
+def test_another_setting_is_another_job(tmp_path: Path, here: None) -> None:
     run([item(value=1)], tmp_path, data=None, workers=1, device="cpu", say=lambda _: None)
     run([item(value=3)], tmp_path, data=None, workers=1, device="cpu", say=lambda _: None)
     assert results.outcomes(results.load(tmp_path / "made_up.json"))["final"]["runs"] == [{"seed": 5, "score": 9}]
 
 
-def test_a_failure_is_an_outcome_in_one_line(tmp_path: Path) -> None:
+def test_a_failure_is_an_outcome_in_one_line(tmp_path: Path, here: None) -> None:
     said: list[str] = []
     assert run([item(breaks=True)], tmp_path, data=None, workers=1, device="cpu", say=said.append)
     outcome = results.outcomes(results.load(tmp_path / "made_up.json"))["search"]
@@ -77,13 +91,13 @@ def test_no_time_means_not_run(tmp_path: Path) -> None:
     assert [one["outcome"] for one in content["jobs"]] == [None, None] and results.outcomes(content) == {}
 
 
-def test_a_call_shares_its_cost_among_its_items(tmp_path: Path) -> None:
+def test_a_call_shares_its_cost_among_its_items(tmp_path: Path, here: None) -> None:
     run([item("one", value=1), item("two", value=2)], tmp_path, data=None, workers=1, device="cpu", say=lambda _: None)
     for name in ("one", "two"):
         assert results.load(tmp_path / f"{name}.json")["calls"][0]["seconds"] > 0
 
 
-def test_what_another_item_has_done_is_taken_from_there(tmp_path: Path) -> None:
+def test_what_another_item_has_done_is_taken_from_there(tmp_path: Path, here: None) -> None:
     run([item("one")], tmp_path, data=None, workers=1, device="cpu", say=lambda _: None)
     said: list[str] = []
     assert run([item("two")], tmp_path, data=None, workers=1, device="cpu", say=said.append) and not said
