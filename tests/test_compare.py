@@ -44,7 +44,7 @@ class Here:
     def __init__(self, devices, threads, log):
         self.devices = devices
 
-    def run(self, tasks, report):
+    def run(self, tasks, report, more=None):
         for task in tasks:
             report(task, worker.do(json.loads(json.dumps({**task, "device": self.devices[0]}))))
 

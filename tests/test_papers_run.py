@@ -38,9 +38,11 @@ def item(name: str = "made_up", value: int = 1, breaks: bool = False) -> Item:
 class Here(running._TimedPool):
     """A pool without processes."""
 
-    def run(self, tasks: Any, report: Any) -> None:
-        for task in tasks:
-            report(task, worker.do(json.loads(json.dumps({**task, "device": self.devices[0]}))))
+    def run(self, tasks: Any, report: Any, more: Any = tuple) -> None:
+        while tasks:
+            for task in tasks:
+                report(task, worker.do(json.loads(json.dumps({**task, "device": self.devices[0], "workers": 1}))))
+            tasks = more()
 
 
 @pytest.fixture
@@ -76,6 +78,12 @@ def test_another_setting_is_another_job(tmp_path: Path, here: None) -> None:
     run([item(value=1)], tmp_path, data=None, workers=1, device="cpu", say=lambda _: None)
     run([item(value=3)], tmp_path, data=None, workers=1, device="cpu", say=lambda _: None)
     assert results.outcomes(results.load(tmp_path / "made_up.json"))["final"]["runs"] == [{"seed": 5, "score": 9}]
+
+
+def test_only_some_jobs(tmp_path: Path, here: None) -> None:
+    assert run([item()], tmp_path, data=None, workers=1, device="cpu", only=["sear", "fin"], say=lambda _: None)
+    content = results.load(tmp_path / "made_up.json")
+    assert [(one["key"], one["outcome"] is not None) for one in content["jobs"]] == [("search", True), ("other", False), ("final", True)]
 
 
 def test_a_failure_is_an_outcome_in_one_line(tmp_path: Path, here: None) -> None:

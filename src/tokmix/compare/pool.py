@@ -23,33 +23,39 @@ class Pool:
         self.workers: dict[int, subprocess.Popen[str]] = {}
         self.lock, self.stopped = threading.Lock(), False
 
-    def run(self, tasks: Sequence[Task], report: Callable[[Task, dict[str, Any]], None]) -> None:
-        """report(task, answer) as each comes in, one at a time. KeyboardInterrupt: runs save a checkpoint first."""
-        todo: queue.SimpleQueue[Task] = queue.SimpleQueue()
-        for task in tasks:
-            todo.put(task)
+    def run(
+        self, tasks: Sequence[Task], report: Callable[[Task, dict[str, Any]], None], more: Callable[[], Sequence[Task]] = lambda: ()
+    ) -> None:
+        """report(task, answer) as each comes in, one at a time; more(), asked after each, names tasks that have come up since: they
+        are done next, so that what was begun is finished first.
+        KeyboardInterrupt: runs save a checkpoint first."""
+        todo: queue.LifoQueue[Task | None] = queue.LifoQueue()
         done: queue.Queue[tuple[Task, dict[str, Any]]] = queue.Queue()
-        feeders = [threading.Thread(target=self._feed, args=(place, todo, done)) for place in range(min(len(self.devices), len(tasks)))]
+        feeders = [threading.Thread(target=self._feed, args=(place, todo, done)) for place in range(len(self.devices))]
         self.log.parent.mkdir(parents=True, exist_ok=True)
         for feeder in feeders:
             feeder.start()
         try:
-            for _ in tasks:
+            waiting = 0
+            new = tasks
+            while new or waiting:
+                for task in reversed(new):
+                    todo.put(task)
+                waiting += len(new) - 1
                 report(*done.get())
+                new = more()
         finally:
             with self.lock:
                 self.stopped = True
                 for worker in self.workers.values():
                     _hang_up(worker)
+            for _ in feeders:
+                todo.put(None)  # whoever waits for a task waits no more
             for feeder in feeders:
                 feeder.join()
 
-    def _feed(self, place: int, todo: queue.SimpleQueue[Task], done: queue.Queue[tuple[Task, dict[str, Any]]]) -> None:
-        while not self.stopped:
-            try:
-                task = todo.get_nowait()
-            except queue.Empty:
-                break
+    def _feed(self, place: int, todo: queue.LifoQueue[Task | None], done: queue.Queue[tuple[Task, dict[str, Any]]]) -> None:
+        while not self.stopped and (task := todo.get()) is not None:
             done.put((task, self._ask(place, {**task, "device": self.devices[place]})))
         if place in self.workers:
             self._end(place)

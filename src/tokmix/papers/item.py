@@ -25,8 +25,8 @@ PAPERS = {
 
 @dataclass(frozen=True)
 class Item:
-    """jobs     (quick, outcomes so far) -> every job that can be named by now. Asked again when all of them are done, until it
-             names nothing new: a search for a learning rate comes first, the seeds at the best one after it.
+    """jobs     (quick, outcomes so far) -> every job that can be named by now. Asked again whenever one is done: a search for a
+             learning rate comes first, the seeds at the best one after it.
     tables   results -> Markdown; what has not been run reads so
     figures  results, folder -> the files drawn there
     """

@@ -50,7 +50,7 @@ def known(item: Item, folder: Path, quick: bool) -> tuple[list[Job], Outcomes]:
         for job in new:
             if (found := read_job(folder, job)) is not None:
                 outcomes[job.key] = found["outcome"]
-        if not new or any(job.key not in outcomes for job in jobs):
+        if not new:
             return jobs, outcomes
 
 

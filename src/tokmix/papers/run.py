@@ -26,14 +26,14 @@ NOT_RUN = "not run"
 
 
 class _TimedPool(pool.Pool):
-    """Hands out no task any more once the time is over."""
+    """Hands out no task any more once the time is over. A task knows how many workers share the device."""
 
     deadline: float | None = None
 
     def _ask(self, place: int, task: pool.Task) -> dict[str, Any]:
         if self.deadline is not None and time.monotonic() > self.deadline:
             return {"state": NOT_RUN}
-        return super()._ask(place, task)
+        return super()._ask(place, {**task, "workers": len(self.devices)})
 
 
 def run(
@@ -45,69 +45,73 @@ def run(
     device: str | None = None,
     workers: int | None = None,
     minutes: float | None = None,
+    only: Sequence[str] = (),
     say: Say = print,
 ) -> bool:
-    """All jobs of all items, side by side. -> whether none is left to be done (some may have failed)."""
-    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    """All jobs of all items, side by side; only: of those whose key holds one of these. -> whether none is left to be done (some
+    may have failed)."""
     began, meter = time.monotonic(), Meter(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     meter.start()
-    done: dict[str, float] = {}  # item -> seconds of its jobs in this call
-    count = 0
+    crew = _Crew(items, out, data, quick, only, say)
     try:
-        while todo := _left(items, out, quick):
+        if todo := crew.new():
             devices, threads = pool.share_out(device, workers, len(todo))
-            count = max(count, len(devices))
+            crew.workers = len(devices)
             say(f"{len(todo)} jobs, {len(devices)} at a time, on {', '.join(sorted(set(devices)))}")
-            if not _round(todo, out, data, devices, threads, deadline, done, say):
-                break
+            fed = _TimedPool(devices, threads, out / "workers.log", "tokmix.papers.worker")
+            fed.deadline = None if minutes is None else began + 60 * minutes
+            fed.run(todo, crew.report, crew.new)
     finally:
         meter.stop()
         whole = time.monotonic() - began
         for item in items:
-            if item.name in done:
-                _note_call(item, out, whole, done, count, meter)
+            if item.name in crew.seconds:
+                _note_call(item, out, whole, crew.seconds, crew.workers, meter)
             results.collect(item, out, quick)
-    return not _left(items, out, quick)
+    return not crew.left()
 
 
-def _left(items: Sequence[Item], out: Path, quick: bool) -> list[tuple[Item, Job]]:
-    """The jobs that can be done now, longest first."""
-    found: list[tuple[Item, Job]] = []
-    for item in items:
-        jobs, outcomes = results.known(item, results.jobs_folder(out, item.name), quick)
-        named = {job.file for _, job in found}  # what two items share is done once
-        found += [(item, job) for job in jobs if job.key not in outcomes and job.file not in named]
-    return sorted(found, key=lambda one: -one[1].weight)
+class _Crew:
+    """Which jobs have been handed out, and what came back."""
 
+    def __init__(self, items: Sequence[Item], out: Path, data: Path | None, quick: bool, only: Sequence[str], say: Say):
+        self.items, self.out, self.data, self.quick, self.only, self.say = items, out, data, quick, only, say
+        self.handed: set[str] = set()  # files of jobs
+        self.seconds: dict[str, float] = {}  # item -> of its jobs, in this call
+        self.workers = self.told = 0
 
-def _round(
-    todo: Sequence[tuple[Item, Job]], out: Path, data: Path | None, devices: list[str], threads: int, deadline: float | None,
-    done: dict[str, float], say: Say,
-) -> bool:  # fmt: skip
-    """-> whether all of them were done."""
-    workers = _TimedPool(devices, threads, out / "workers.log", "tokmix.papers.worker")
-    workers.deadline = deadline
-    tasks = [_task(item, job, out, data, len(devices)) for item, job in todo]
-    told, complete = 0, True
+    def left(self) -> list[tuple[Item, Job]]:
+        """The jobs that could be done now, longest first."""
+        found: list[tuple[Item, Job]] = []
+        for item in self.items:
+            jobs, outcomes = results.known(item, results.jobs_folder(self.out, item.name), self.quick)
+            named = {job.file for _, job in found}  # what two items share is done once
+            wanted = [job for job in jobs if not self.only or any(part in job.key for part in self.only)]
+            found += [(item, job) for job in wanted if job.key not in outcomes and job.file not in named]
+        return sorted(found, key=lambda one: -one[1].weight)
 
-    def report(task: dict[str, Any], answer: dict[str, Any]) -> None:
-        nonlocal told, complete
-        told += 1
-        if answer["state"] == NOT_RUN or "seconds" not in answer:  # no time, or its process died
-            complete = False
-            if answer["state"] != NOT_RUN:
-                say(f"[{told}/{len(tasks)}] {task['item']} {task['key']}: {answer['error']}")
+    def new(self) -> list[pool.Task]:
+        """Tasks for what has not been handed out yet."""
+        found = [(item, job) for item, job in self.left() if job.file not in self.handed]
+        self.handed |= {job.file for _, job in found}
+        return [_task(item, job, self.out, self.data) for item, job in found]
+
+    def report(self, task: pool.Task, answer: dict[str, Any]) -> None:
+        self.told += 1
+        if answer["state"] == NOT_RUN:
             return
-        done[task["item"]] = done.get(task["item"], 0.0) + answer["seconds"]
-        say(f"[{told}/{len(tasks)}] {task['item']} {task['key']}: {answer['error'] or 'done'} in {answer['seconds']:.1f} s")
+        place = f"[{self.told}/{len(self.handed)}] {task['item']} {task['key']}"
+        if "seconds" not in answer:  # its process died
+            self.say(f"{place}: {answer['error']}")
+            return
+        self.seconds[task["item"]] = self.seconds.get(task["item"], 0.0) + answer["seconds"]
+        self.say(f"{place}: {answer['error'] or 'done'} in {answer['seconds']:.1f} s")
+        results.collect(next(item for item in self.items if item.name == task["item"]), self.out, self.quick)  # as far as it goes
 
-    workers.run(tasks, report)
-    return complete
 
-
-def _task(item: Item, job: Job, out: Path, data: Path | None, workers: int) -> dict[str, Any]:
+def _task(item: Item, job: Job, out: Path, data: Path | None) -> pool.Task:
     path = (results.jobs_folder(out, item.name) / job.file).resolve()
-    place = {"item": item.name, "data": None if data is None else str(data.resolve()), "out": str(path), "workers": workers}
+    place = {"item": item.name, "data": None if data is None else str(data.resolve()), "out": str(path)}
     return place | {name: value for name, value in asdict(job).items() if name != "weight"}
 
 
