@@ -21,7 +21,13 @@ def main() -> None:
     bag = json.loads((RESULTS / "bag_of_words.json").read_text())
     page = PAGE.read_text()
     texts = json.loads((RESULTS / "wikitext2_cpu.json").read_text())
-    for name, lines in (("accuracy", accuracy(trials, bag)), ("trials", tried(trials)), ("text", text(texts))):
+    cores = json.loads((RESULTS / "classify_cpu.json").read_text())["runs"]
+    for name, lines in (
+        ("accuracy", accuracy(trials, bag)),
+        ("cores", on_cores(cores)),
+        ("trials", tried(trials)),
+        ("text", text(texts)),
+    ):
         before, _, rest = page.partition(f"<!-- {name} -->\n")
         page = before + f"<!-- {name} -->\n" + "\n".join(lines) + "\n<!-- end -->" + rest.partition("<!-- end -->")[2]
     PAGE.write_text(page)
@@ -35,6 +41,16 @@ def accuracy(trials: list[dict], bag: dict) -> list[str]:
         lines.append(
             f"| {shown} | {split} | {spread} | {', '.join(f'{score:.1f}' for score in scores)} | {100 * bag[name]['accuracy']:.1f} |"
         )
+    return lines
+
+
+def on_cores(runs: list[dict]) -> list[str]:
+    lines = ["| set | split | tokmix | seed | bag of words | minutes, warm-up included | cores |", "|---|---|---|---|---|---|---|"]
+    for one in runs:
+        shown, split = SETS[one["data"]]
+        assert one["split"] == split
+        scores = f"{100 * one['figures']['accuracy']:.1f} | {one['seed']} | {100 * one['baseline']['accuracy']:.1f}"
+        lines.append(f"| {shown} | {split} | {scores} | {one['cost']['seconds'] / 60:.0f} | {one['cost']['machine']['cores']} |")
     return lines
 
 
