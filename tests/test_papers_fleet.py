@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -50,12 +51,10 @@ def batches(members: int, steps: int) -> Iterator[tuple[int, Tensor]]:
 RECIPE = fleet.Recipe(steps=9, warmup=2, schedule="cosine", lowest=1e-4, clip=0.5, precision="float32")
 
 
-def trained(members: list[fleet.Member], device: str = "cpu", each: int = 4) -> list[tuple[int, list[float]]]:
+def trained(members: list[fleet.Member], device: str = "cpu", recipe: fleet.Recipe = RECIPE) -> list[tuple[int, list[float]]]:
     told: list[tuple[int, list[float]]] = []
-    place = torch.device(device)
-    fleet.train(
-        members, Data(device).loss, batches(len(members), RECIPE.steps), RECIPE, place, every=each, report=lambda *one: told.append(one)
-    )
+    steps = batches(len(members), recipe.steps)
+    fleet.train(members, Data(device).loss, steps, recipe, torch.device(device), every=4, report=lambda *one: told.append(one))
     return told
 
 
@@ -142,3 +141,13 @@ def test_a_recording_gives_the_numbers_of_the_host(name: str) -> None:
     for ours, theirs in zip(on_gpu, on_cpu, strict=True):
         for a, b in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
             torch.testing.assert_close(a.cpu(), b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["attention", "hypermixing", "fnet"])
+def test_a_compiled_recording_in_half_precision_learns_the_same(name: str) -> None:
+    recipe = replace(RECIPE, precision="bf16")
+    on_gpu, on_cpu = ([fleet.Member(model(seed, f"{name}*2"), 1e-3) for seed in range(3)] for _ in range(2))
+    for (_, ours), (_, theirs) in zip(trained(on_gpu, "cuda", recipe), trained(on_cpu), strict=True):
+        assert ours == pytest.approx(theirs, rel=0.03)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -42,4 +43,6 @@ def do(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    # Compiling takes as many cores as this worker has: it would take all of them, and so would its neighbours.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
     serve(do)
