@@ -7,6 +7,7 @@ The convolutions see eight positions each way; only the mixer can carry a height
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from tokmix.mixer import Cost, Mixer, create
 from tokmix.stack import parse
 
 WIDTH, KERNEL = 64, 5
+_ONE_AT_A_TIME = threading.Lock()  # torch has one generator for all threads, and models of several seeds may be built side by side
 # As in the paper: tied HyperMixing of d' = 64 with LayerNorm; attention of one head, without biases and 1/sqrt(d).
 ITEMS = {
     "none": "none",
@@ -92,7 +94,7 @@ def mixer(item: str) -> Mixer:
 
 def build(item: str, train_set: Shapes, seed: int) -> ShapesModel:
     """A fresh model of that seed, on the training set's device and knowing its statistics."""
-    with torch.random.fork_rng(devices=[]):
+    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = ShapesModel(item)
     model.to(train_set.inputs.device).standardise(train_set.inputs)
