@@ -47,7 +47,10 @@ def test_brute_force_over_all_draws_and_all_subsets(scores: list[float], higher:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.7, 1.0]) | st.floats(-1e3, 1e3).map(lambda x: round(x, 9)), min_size=1, max_size=5), st.booleans())
+@given(
+    st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.7, 1.0]) | st.floats(-1e3, 1e3).map(lambda x: round(x, 9)), min_size=1, max_size=5),
+    st.booleans(),
+)
 def test_brute_force_on_any_scores(scores: list[float], higher: bool) -> None:
     best, scale = (max if higher else min), max(map(abs, scores))
     for curve, outcomes in ((with_replacement(scores, higher), every_draw), (without_replacement(scores, higher), every_subset)):
