@@ -17,8 +17,8 @@ SOURCE = ROOT / "src" / "tokmix"
 
 # Top to bottom: a room imports from those above it, never from those below.
 ROOMS = [
-    "checks", "places", "segments", "mixer", "rowmixer", "positions", "features", "ops", "layers", "stack", "block", "model", "sampling",
-    "budget", "adapt",
+    "checks", "places", "seeds", "segments", "mixer", "rowmixer", "positions", "features", "ops", "layers", "stack", "block", "model",
+    "sampling", "budget", "adapt",
     "data", "hf", "toy", "explain", "plots", "lab", "tune", "compare", "summary", "cost", "bench", "papers",
     "report", "play", "demo", "arguments", "commands", "cli", "__main__",
 ]  # fmt: skip

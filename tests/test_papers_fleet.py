@@ -16,6 +16,12 @@ from tokmix.model import Model, ModelConfig
 from tokmix.papers import fleet
 from tokmix.segments import Segments
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Attempting to run cuBLAS",
+    "ignore:The AccumulateGrad node's stream",
+    "ignore:The .grad attribute of a Tensor that is not a leaf",  # dynamo looks at what it traces
+)
+
 T, ROWS, BATCH = 12, 40, 8
 BOTH_WAYS = [name for name in mixers() if {"bidirectional", "padded"} <= mixer_class(name).modes]
 

@@ -7,7 +7,6 @@ The convolutions see eight positions each way; only the mixer can carry a height
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from torch import Tensor, nn
 from tokmix import checks
 from tokmix.data.shapes import LENGTH, Shapes, draw
 from tokmix.mixer import Cost, Mixer, create
+from tokmix.seeds import seeded
 from tokmix.stack import parse
 
 WIDTH, KERNEL = 64, 5
-_ONE_AT_A_TIME = threading.Lock()  # torch has one generator for all threads, and models of several seeds may be built side by side
 # As in the paper: tied HyperMixing of d' = 64 with LayerNorm; attention of one head, without biases and 1/sqrt(d).
 ITEMS = {
     "none": "none",
@@ -94,8 +93,7 @@ def mixer(item: str) -> Mixer:
 
 def build(item: str, train_set: Shapes, seed: int) -> ShapesModel:
     """A fresh model of that seed, on the training set's device and knowing its statistics."""
-    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         model = ShapesModel(item)
     model.to(train_set.inputs.device).standardise(train_set.inputs)
     return model

@@ -26,7 +26,7 @@ from tokmix.compare.run import Say, finish, provenance, why_no_bag
 from tokmix.compare.worker import RESULT
 from tokmix.data import shapes
 from tokmix.data.extra import np
-from tokmix.data.folder import check_free, write_text
+from tokmix.data.folder import check_free, write_json
 from tokmix.lab.meter import Meter
 from tokmix.lab.world import join_world
 
@@ -184,8 +184,7 @@ class Task:
         path.mkdir(parents=True, exist_ok=True)
         outcomes.save(path, sums)
         score = math.fsum(sums[:, 0]) / len(sums)
-        write_text(path / f".{RESULT}", json.dumps({"score": score, "cost": cost}, indent=1) + "\n")
-        (path / f".{RESULT}").rename(path / RESULT)
+        write_json(path / RESULT, {"score": score, "cost": cost})
         return replace(made, score=score, cost=cost, sums=lambda: outcomes.load(path))
 
     def _known(self, entry: str, fraction: float, seed: int) -> summary.Result | None:

@@ -23,6 +23,7 @@ RESULT = "result.json"
 
 def do(task: dict[str, Any]) -> dict[str, Any]:
     """The result of a run, or why there is none. A run that diverged would do so again: that is its result."""
+    from tokmix.data.folder import write_json
     from tokmix.lab.engine import Diverged
 
     folder = Path(task["out"])
@@ -33,11 +34,11 @@ def do(task: dict[str, Any]) -> dict[str, Any]:
             result = _fit_bag(task, folder) if task["kind"] == "bag" else _train(task, folder)
             if not math.isfinite(result["score"]):
                 raise Diverged(f"the {result['metric']} is not a finite number")
-            _write(folder / RESULT, result)
+            write_json(folder / RESULT, result)
             return result
     except Diverged as error:
         failed = {"state": "failed", "error": str(error)}
-        _write(failure_file(folder), failed)
+        write_json(failure_file(folder), failed)
         return failed
     except Exception as error:
         return {"state": "failed", "error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
@@ -49,14 +50,6 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 def failure_file(folder: Path) -> Path:
     return folder.with_name(folder.name + ".failed.json")
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    from tokmix.data.folder import write_text
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path.with_name(f".{path.name}.partial"), json.dumps(content, indent=1) + "\n")
-    path.with_name(f".{path.name}.partial").rename(path)
 
 
 @contextmanager

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -58,6 +60,14 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_json(path: Path, content: Any) -> None:
+    """The whole file or none: who reads it never meets a half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    write_text(partial, json.dumps(content, indent=1) + "\n")
+    partial.rename(path)
 
 
 def _lock(partial: Path) -> int | None:

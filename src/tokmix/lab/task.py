@@ -28,6 +28,7 @@ from tokmix.lab.settings import ModelSettings, Settings, TrainSettings
 from tokmix.lab.world import World
 from tokmix.mixer import mixer_class
 from tokmix.model import Model, ModelConfig
+from tokmix.seeds import seeded
 
 MASK = 0.15  # share of tokens hidden where masked language modelling is the task itself
 
@@ -131,8 +132,7 @@ class Work:
 
     def build(self, device: torch.device) -> Model:
         """A fresh model of the seed."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.train.seed)
+        with seeded(self.train.seed):
             model = Model(self.config)
         with torch.no_grad():
             if self.task == "regress":

@@ -79,13 +79,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
 
 
 def _compiled(model: nn.Module) -> nn.Module:
-    """Layer by layer: layers of one shape share what is compiled, and the pointwise work around products becomes few kernels.
-    A layer that cannot be compiled runs as it is."""
-    import torch._dynamo
-
-    torch._dynamo.config.recompile_limit = 256  # one for each shape of batch, and for each shift of a ladder
-    torch._dynamo.config.accumulated_recompile_limit = 1024
-    torch._dynamo.config.suppress_errors = True
+    """Layer by layer: layers of one shape share what is compiled, and the pointwise work around products becomes few kernels."""
     for part in model.modules():
         if isinstance(part, Layer):
             part.compile(backend=BACKEND, dynamic=False)

@@ -27,6 +27,7 @@ from tokmix.mixer import Cost
 from tokmix.model import Model, ModelConfig
 from tokmix.papers import fleet, lm_data
 from tokmix.papers.job import Context
+from tokmix.seeds import seeded
 
 EVAL_TOKENS = 2**14  # scored at once
 
@@ -36,8 +37,7 @@ def config_of(model: dict[str, Any]) -> ModelConfig:
 
 
 def build(model: dict[str, Any], seed: int) -> Model:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return Model(config_of(model))
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokmix.checks import nearest
+from tokmix.data.folder import write_json
 from tokmix.papers import item as catalogue
 from tokmix.papers import results
 from tokmix.papers.item import Item, Results
@@ -82,7 +83,7 @@ def go_on(item: Item, folder: Path, quick: bool) -> None:
     for record in content["jobs"]:
         file = jobs / Job(record["key"], record["kind"], record["spec"]).file
         if record["outcome"] is not None and not file.is_file():
-            results.write(file, record)
+            write_json(file, record)
     if content["calls"] and not (jobs / results.CALLS).is_file():
         jobs.mkdir(parents=True, exist_ok=True)
         (jobs / results.CALLS).write_text("".join(json.dumps(call) + "\n" for call in content["calls"]), encoding="utf-8")

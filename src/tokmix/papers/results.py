@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokmix.data.folder import write_text
+from tokmix.data.folder import write_json
 from tokmix.papers.item import Item, Outcomes, Results
 from tokmix.papers.job import Job
 
@@ -21,13 +21,6 @@ CALLS = "calls.jsonl"
 
 def jobs_folder(out: Path, item: str) -> Path:
     return out / f"{item}.jobs"
-
-
-def write(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    write_text(partial, json.dumps(content, indent=1) + "\n")
-    partial.rename(path)
 
 
 def read_job(folder: Path, job: Job) -> dict[str, Any] | None:
@@ -70,7 +63,7 @@ def collect(item: Item, out: Path, quick: bool) -> Path:
         "jobs": records,
     }
     path = out / f"{item.name}.json"
-    write(path, content)
+    write_json(path, content)
     return path
 
 

@@ -25,6 +25,7 @@ from tokmix.model import Model, ModelConfig
 from tokmix.papers import fleet, rows_data, rows_plan
 from tokmix.papers.claims import pack
 from tokmix.papers.job import Context
+from tokmix.seeds import seeded
 from tokmix.segments import Segments
 
 BUCKETS = 3
@@ -128,8 +129,7 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
         evaluating += time.perf_counter() - begin
 
     begin = time.perf_counter()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(members[0]["seed"])  # of dropout
+    with seeded(members[0]["seed"]):  # of dropout
         fleet.train(
             [fleet.Member(one, member["lr"]) for one, member in zip(models, members, strict=True)],
             lambda model, index, width: F.cross_entropy(train.logits(model, index, width).float(), train.labels[index]),
@@ -161,8 +161,7 @@ def _config(spec: dict[str, Any], table: rows_data.Table) -> ModelConfig:
 
 
 def _build(config: ModelConfig, member: dict[str, Any]) -> Model:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(member["seed"])
+    with seeded(member["seed"]):
         return Model(replace(config, dropout=member.get("dropout", config.dropout)))
 
 

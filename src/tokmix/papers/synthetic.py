@@ -30,6 +30,7 @@ from tokmix.data.synthetic.run import LOWEST_RATE, AutoEncoder, config
 from tokmix.model import TIED_STD, Model, ModelConfig
 from tokmix.papers import fleet
 from tokmix.papers.job import Context
+from tokmix.seeds import seeded
 
 REPORTS = 4  # evaluations of a run
 EVALUATED = 640  # rows at a time
@@ -78,8 +79,7 @@ def rows(task: synthetic.Task, inputs: Tensor, wanted: Tensor, device: torch.dev
 
 
 def build(task: synthetic.Task, config: ModelConfig, seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         if task.learns == "rebuild":
             return AutoEncoder(config)
         return Asked(config) if task.learns == "targets" else Model(config)

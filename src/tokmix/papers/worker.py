@@ -16,16 +16,17 @@ def do(task: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from tokmix.bench.machine import code
+    from tokmix.data.folder import write_json
     from tokmix.lab.machine import machine, versions
     from tokmix.lab.meter import Meter
     from tokmix.papers.job import Context, Job, runner
-    from tokmix.papers.results import write
 
     job = Job(task["key"], task["kind"], task["spec"])
     device = torch.device(task["device"])
     context = Context(
         device, None if task["data"] is None else Path(task["data"]), lambda text: print(f"{job.key}: {text}", file=sys.stderr)
     )
+    _compile_often()
     meter = Meter(device)
     meter.start()
     try:
@@ -38,8 +39,17 @@ def do(task: dict[str, Any]) -> dict[str, Any]:
     if task["workers"] > 1:  # the counter is that of all of them
         measured["energy_joules"] = None
     record = {"key": job.key, "kind": job.kind, "spec": job.spec, "outcome": outcome, "measured": measured}
-    write(Path(task["out"]), record | {"machine": machine(), "versions": versions(), "code": code()})
+    write_json(Path(task["out"]), record | {"machine": machine(), "versions": versions(), "code": code()})
     return {"state": "failed" if "error" in outcome else "finished", "error": outcome.get("error"), "seconds": measured["seconds"]}
+
+
+def _compile_often() -> None:
+    """A worker meets many shapes of batch, and shifts of a ladder; and a layer that cannot be compiled runs as it is."""
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = 256
+    torch._dynamo.config.accumulated_recompile_limit = 1024
+    torch._dynamo.config.suppress_errors = True
 
 
 if __name__ == "__main__":

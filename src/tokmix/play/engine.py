@@ -21,6 +21,7 @@ from tokmix.lab import explain
 from tokmix.lab.modelfolder import Trained
 from tokmix.lab.predict import Predictor
 from tokmix.model import Model, ModelConfig
+from tokmix.seeds import seeded
 
 MAP_TOKENS = 96
 MAP_SAMPLES = (4, 16)  # at least, at most: what a pause in typing has time for
@@ -62,8 +63,7 @@ def beside(trained: Trained) -> Player:
     """An untrained attention model of the same depth and width, and of the same number of parameters where its feed-forward can be
     sized to it: what it says is noise, what it takes is not."""
     config = attention_config(trained.model.config)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         model = Model(config).eval().to(trained.model.embedding.weight.device)
     return Player(replace(trained, model=model), "untrained attention", untrained=True)
 

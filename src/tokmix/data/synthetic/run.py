@@ -20,6 +20,7 @@ from tokmix.data.mask import IGNORE
 from tokmix.data.synthetic.task import Examples, Task
 from tokmix.model import Model, ModelConfig
 from tokmix.positions import PositionCode, count
+from tokmix.seeds import seeded
 
 LOWEST_RATE = 1e-6
 
@@ -48,8 +49,7 @@ def config(task: Task, stack: str, dim: int = 128, **settings: Any) -> ModelConf
 def build(task: Task, stack: str, dim: int = 128, *, seed: int = 0, **settings: Any) -> nn.Module:
     """A fresh model, [B, T] -> [B, T, vocab]. Compression gets an auto-encoder around the stack."""
     made = config(task, stack, dim, **settings)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return AutoEncoder(made) if task.learns == "rebuild" else Model(made)
 
 

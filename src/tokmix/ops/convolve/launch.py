@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tokmix.ops.convolve import triton as kernels
 from tokmix.ops.dispatch import INTERPRETED
+from tokmix.ops.sizes import cdiv, next_power_of_2
 
 ROWS, PIECE, SUM = (64, 256, 256) if not INTERPRETED else (256, 256, 4096)  # tokens of a tile and of a share of dW; numbers of a sum
 
@@ -25,7 +25,7 @@ def _precision() -> str:
 
 
 def _tile(size: int) -> int:
-    return min(64, max(16, triton.next_power_of_2(size)))
+    return min(64, max(16, next_power_of_2(size)))
 
 
 def _slide(x: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
@@ -33,9 +33,9 @@ def _slide(x: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor | None, 
     (B, T, C), K, back = x.shape, weight.shape[0], bias is None
     D = weight.shape[1] if back else weight.shape[2]
     y = x.new_empty(B, T, D)
-    kernels.slide[(triton.cdiv(B * T, ROWS),)](
+    kernels.slide[(cdiv(B * T, ROWS),)](
         x, x if gate is None else gate, weight, weight if bias is None else bias, y, B * T, T,
-        C, D, max(16, triton.next_power_of_2(D)), _tile(K * C), ROWS, K, back, gate is not None, relu, _precision(),
+        C, D, max(16, next_power_of_2(D)), _tile(K * C), ROWS, K, back, gate is not None, relu, _precision(),
         num_warps=4, num_stages=3,
     )  # fmt: skip
     return y
@@ -44,14 +44,14 @@ def _slide(x: Tensor, gate: Tensor | None, weight: Tensor, bias: Tensor | None, 
 def _weigh(x: Tensor, dy: Tensor, gate: Tensor | None, K: int) -> tuple[Tensor, Tensor]:
     """-> dW [K, C, D], db [D]"""
     (B, T, C), D = x.shape, dy.shape[2]
-    pieces, tile, size = triton.cdiv(B * T, PIECE), _tile(K * C), K * C * D + D
+    pieces, tile, size = cdiv(B * T, PIECE), _tile(K * C), K * C * D + D
     parts, total = x.new_empty(pieces, size), x.new_empty(size)
-    kernels.weigh[(pieces, triton.cdiv(K * C, tile))](
+    kernels.weigh[(pieces, cdiv(K * C, tile))](
         x, dy, dy if gate is None else gate, parts, B * T, T, PIECE,
-        C, D, max(16, triton.next_power_of_2(D)), tile, min(ROWS, PIECE), K, gate is not None, _precision(),
+        C, D, max(16, next_power_of_2(D)), tile, min(ROWS, PIECE), K, gate is not None, _precision(),
         num_warps=4, num_stages=3,
     )  # fmt: skip
-    kernels.add[(triton.cdiv(size, SUM),)](parts, total, pieces, size, SUM, num_warps=4)
+    kernels.add[(cdiv(size, SUM),)](parts, total, pieces, size, SUM, num_warps=4)
     return total[: K * C * D].view(K, C, D), total[K * C * D :]
 
 
