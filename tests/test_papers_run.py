@@ -81,7 +81,7 @@ def test_another_setting_is_another_job(tmp_path: Path, here: None) -> None:
 
 
 def test_only_some_jobs(tmp_path: Path, here: None) -> None:
-    assert run([item()], tmp_path, data=None, workers=1, device="cpu", only=["sear", "fin"], say=lambda _: None)
+    assert run([item()], tmp_path, data=None, workers=1, device="cpu", only=["sear*", "fin*"], say=lambda _: None)
     content = results.load(tmp_path / "made_up.json")
     assert [(one["key"], one["outcome"] is not None) for one in content["jobs"]] == [("search", True), ("other", False), ("final", True)]
 

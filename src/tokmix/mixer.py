@@ -40,6 +40,7 @@ class Cost:
     state      elements that decoding keeps for one sequence after that many tokens
     causal     matmul without the half of the scores that a causal mask throws away
     recomputed matrix products that the backward pass repeats, where not everything is kept for it
+    constant   the part of matmul whose one factor is a constant, which takes no gradient
     """
 
     matmul: int = 0
@@ -47,6 +48,7 @@ class Cost:
     state: int = 0
     causal: int | None = None
     recomputed: int = 0
+    constant: int = 0
 
     def __post_init__(self) -> None:
         if self.causal is None:
@@ -60,12 +62,14 @@ class Cost:
             self.state + other.state,
             self.causal + other.causal,
             self.recomputed + other.recomputed,
+            self.constant + other.constant,
         )
 
     @property
     def training(self) -> int:
-        """Matrix products of forward and backward pass: each product has two gradients, either as large as itself."""
-        return 3 * self.matmul + self.recomputed
+        """Matrix products of forward and backward pass: each product has two gradients, either as large as itself; one with
+        a constant has one."""
+        return 3 * self.matmul - self.constant + self.recomputed
 
 
 _given_away: ContextVar[bool] = ContextVar("given_away", default=False)

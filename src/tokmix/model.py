@@ -20,7 +20,7 @@ from tokmix import checks, stack
 from tokmix.block import LAYOUTS, NORMS, FeedForward, Layer, make_norm
 from tokmix.features import LONGEST, Features
 from tokmix.mixer import NORM, Cost, State, check_options, create
-from tokmix.positions import PositionCode, count
+from tokmix.positions import PositionCode, count, within
 from tokmix.segments import Rows, Segments
 
 HEADS = ("classify", "regress", "lm", "mlm", "none")
@@ -155,7 +155,7 @@ class Model(nn.Module):
 
     def forward(self, ids: Tensor, segments: Segments | None = None) -> Tensor:
         segments = self._checked(ids, segments)
-        x = self._embed(ids, segments, count(ids.shape[1], None, ids.device) if segments is None else segments.positions)
+        x = self._embed(ids, segments, within(segments, ids))
         for layer in self.layers:
             x = layer(x, segments)
         return self._finish(self.norm(x), segments)

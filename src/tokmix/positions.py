@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from tokmix.segments import Segments
+
 Code = Literal["none", "learned", "sinusoidal"]
 
 
@@ -19,6 +21,14 @@ def count(length: int, position: Tensor | None, device: torch.device) -> Tensor:
     """The positions of the next `length` tokens: [length], or [B, length] for rows that are at `position` [B]."""
     steps = torch.arange(length, device=device)
     return steps if position is None else position[:, None] + steps
+
+
+def within(segments: Segments | None, x: Tensor) -> Tensor:
+    """Of the tokens of x [B, T, ...] in their own sequences: [B, T], or [T] where it is the same for all rows, which saves a code
+    for each of them. What stands at padding is some position of the longest sequence."""
+    if segments is None:
+        return count(x.shape[1], None, x.device)
+    return count(x.shape[1], None, x.device).clamp(max=max(0, segments.longest - 1)) if segments.unmoved else segments.positions
 
 
 def _angles(positions: Tensor, half: int, dtype: torch.dtype) -> Tensor:

@@ -242,6 +242,11 @@ class Segments:
     def __repr__(self) -> str:
         return f"Segments({list(self.mask.shape)}, lengths={list(self.lengths)}, packed={self.packed})"
 
+    @property
+    def unmoved(self) -> bool:
+        """Whether every row of the batch is one sequence from column 0 on: a token's position is its column."""
+        return len(self._grouped.groups) == 1 and self._grouped.groups[0].index is None
+
     def split(self, x: Tensor) -> list[tuple[Tensor, Rows]]:
         """x [B, T, ...] -> rows of one sequence each, [S, L, ...], in groups of similar length."""
         return self._grouped.split(x)

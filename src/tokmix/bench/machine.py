@@ -46,7 +46,7 @@ def code() -> dict[str, Any]:
     digest = hashlib.sha256()
     for path in sorted(SOURCE.rglob("*.py")):
         digest.update(f"{path.relative_to(SOURCE)}\0".encode() + path.read_bytes())
-    commit = _git("rev-parse", "HEAD") or os.environ.get("TOKMIX_COMMIT")
+    commit = os.environ.get("TOKMIX_COMMIT") or _git("rev-parse", "HEAD")
     changed = _git("status", "--porcelain", "--", str(SOURCE))
     return {"commit": commit, "changed": None if changed is None else bool(changed), "source_sha256": digest.hexdigest()}
 

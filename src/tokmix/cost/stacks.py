@@ -125,11 +125,12 @@ def _columns(costs: Sequence[Cost]) -> dict[str, list[int]]:
 
 def _flops(costs: Sequence[Cost]) -> list[tuple[int, int, int]]:
     """Without the state, in which layers of equal work may differ."""
-    return [(cost.matmul, cost.pointwise, cost.recomputed) for cost in costs]
+    return [(cost.matmul, cost.pointwise, cost.training) for cost in costs]
 
 
 def _less(whole: Cost, part: Cost) -> Cost:
-    return Cost(whole.matmul - part.matmul, whole.pointwise - part.pointwise, recomputed=whole.recomputed - part.recomputed)
+    recomputed, constant = whole.recomputed - part.recomputed, whole.constant - part.constant
+    return Cost(whole.matmul - part.matmul, whole.pointwise - part.pointwise, recomputed=recomputed, constant=constant)
 
 
 @dataclass(frozen=True)

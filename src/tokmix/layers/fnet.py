@@ -1,12 +1,17 @@
 """FNet (Lee-Thorp et al. 2022): the real part of a Fourier transform over tokens and channels, no parameters.
 
-A padded or packed sequence gets the transform of its own length, all lengths in one batch: Bluestein's identity
-jk = (j² + k² - (k - j)²) / 2 turns a transform of any length n into a convolution of one common length.
+A padded or packed sequence gets the transform of its own length, all lengths in one batch, in one of two ways:
+
+short rows   by matrix products with cosines and sines. More operations, but few and real: two large products and what
+             torch.compile fuses, where the other way is a row of passes over complex tensors.
+long rows    by fast transforms: Bluestein's identity jk = (j² + k² - (k - j)²) / 2 turns a transform of any length n
+             into a convolution of one common length.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -15,6 +20,35 @@ from tokmix.mixer import Cost, register
 from tokmix.positions import at_least_float32
 from tokmix.rowmixer import RowMixer
 from tokmix.segments import Rows
+
+SHORT, NARROW = 128, 1024  # up to here products are faster: docs/fnet.md has the measurement
+
+
+def _angles(rows: int, columns: int, lengths: Tensor | int, like: Tensor) -> Tensor:
+    """2π jk/n for j < rows, k < columns, n in lengths; jk is brought within half a turn in whole numbers, so that no
+    precision is lost."""
+    j, k = (torch.arange(size, device=like.device) for size in (rows, columns))
+    half = lengths // 2
+    turns = (j[:, None] * k + half) % lengths - half
+    return turns.to(like.dtype) * (2 * torch.pi) / lengths
+
+
+def fourier_by_products(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Re(F_L x F_D) of real x [S, L, D], zero behind each row's own length [S] (None: all are full); what comes out
+    behind it does not matter.
+
+    With C and S the cosines and sines it is C_L x C_D - S_L x S_D. Channel D - k has the same cosines as channel k and
+    its sines with the other sign, so D columns hold all of x C_D and x S_D, and either product is done once for both.
+    """
+    _, L, D = x.shape
+    pairs = (D - 1) // 2  # channels k and D - k; channel 0, and D/2 where D is even, are alone and have no sines
+    over_channels = _angles(D, D - pairs, D, x)
+    over_tokens = _angles(L, L, L if lengths is None else lengths.clamp(min=1)[:, None, None], x)
+    waves = torch.cat([over_channels.cos(), over_channels[:, 1 : pairs + 1].sin()], dim=1)  # [D, D]
+    cosines, sines = (x @ waves).split([D - pairs, pairs], dim=-1)
+    even, odd = over_tokens.cos() @ cosines, over_tokens.sin() @ sines
+    paired = even[..., 1 : pairs + 1]
+    return torch.cat([even[..., :1], paired - odd, even[..., pairs + 1 :], (paired + odd).flip(-1)], dim=-1)
 
 
 def _chirp(steps: Tensor, lengths: Tensor, dtype: torch.dtype) -> Tensor:
@@ -39,6 +73,12 @@ def fourier_own_length(x: Tensor, lengths: Tensor) -> Tensor:
     return torch.fft.ifft(spread * torch.fft.fft(kernel)[..., None], dim=1)[:, :L] * chirp[..., None]
 
 
+def fourier_fast(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """As `fourier_by_products`, by fast transforms."""
+    wide = torch.fft.fft(x, dim=-1)
+    return (torch.fft.fft(wide, dim=1) if lengths is None else fourier_own_length(wide, lengths)).real
+
+
 @register("fnet")
 class FNet(RowMixer):
     modes = frozenset({"bidirectional", "padded", "packed"})
@@ -46,11 +86,26 @@ class FNet(RowMixer):
     mixes_channels = True
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
-        wide = torch.fft.fft(x.to(at_least_float32(x.dtype)), dim=-1)
-        over_tokens = torch.fft.fft(wide, dim=1) if rows is None else fourier_own_length(wide, rows.lengths)
-        return over_tokens.real.to(x.dtype)
+        wide, lengths = x.to(at_least_float32(x.dtype)), None if rows is None else rows.lengths
+        if not self._by_products(x.shape[1]):
+            return fourier_fast(wide, lengths).to(x.dtype)
+        device = x.device.type
+        # Autocast would do the products in half precision.
+        with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
+            return fourier_by_products(wide, lengths).to(x.dtype)
+
+    def _by_products(self, length: int) -> bool:
+        if torch.compiler.is_exporting():  # an exported graph has one way for all its lengths: products where all are short
+            from torch.fx.experimental.symbolic_shapes import statically_known_true  # slow to import
+
+            return self.dim <= NARROW and statically_known_true(length <= SHORT)
+        return self.dim <= NARROW and length <= SHORT
 
     def cost(self, length: int) -> Cost:
-        """A transform of n points takes about 5 n log2 n operations."""
+        """Short: two products with constants, and their cosines and sines. Long: a transform of n points takes about
+        5 n log2 n operations."""
         points = length * self.dim
-        return Cost(0, round(5 * points * math.log2(points)) if points > 1 else 0, 0)
+        if self._by_products(length):
+            products = 2 * points * (length + self.dim)
+            return Cost(products, points + 2 * length**2 + self.dim**2, constant=products)
+        return Cost(0, round(5 * points * math.log2(max(1, points))))

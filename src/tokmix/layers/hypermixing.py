@@ -123,9 +123,8 @@ class HyperMixing(RowMixer):
             return None
         if not hyper_mix.has_kernel(x, self.net_in.weights(), longest):
             return None
-        if segments is None:
-            return self._self_mixing(x, positions.count(x.shape[1], None, x.device), None)
-        return self._self_mixing(x, segments.positions, segments.cu_seqlens.diff(), segments)
+        at = positions.within(segments, x)
+        return self._self_mixing(x, at, None if segments is None else segments.cu_seqlens.diff(), segments)
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         if self.causal:
@@ -134,12 +133,8 @@ class HyperMixing(RowMixer):
 
     def _self_mixing(self, x: Tensor, at: Tensor, counts: Tensor | None, segments: Segments | None = None) -> Tensor:
         """at: positions; counts: tokens of each sequence, all of a row where None; segments: where sequences stand in x."""
-        scale = readout = norm = None
-        if self.norm == "length":
-            e, k, wide = self.dim // self.heads, self.hidden // self.heads, positions.at_least_float32(x.dtype)
-            counts = x.new_full((1,), x.shape[1], dtype=wide) if counts is None else counts.clamp(min=1).to(wide)
-            scale = hyper_mix.length_scale(counts, e, self.power)
-            readout = hyper_mix.readout_scale(scale, e, k, own=self.tied) if self.power is None else None
+        norm = None
+        scale, readout = self.scales(x, counts)
         if self.output_norm is not None:
             norm = hyper_mix.Norm(self.output_norm.weight, self.output_norm.bias, self.output_norm.eps)
         return hyper_mix.mix(
@@ -154,6 +149,15 @@ class HyperMixing(RowMixer):
             longest=None if segments is None else segments.longest,
             real=None if segments is None else segments.mask,
         )
+
+    def scales(self, x: Tensor, counts: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """What the hidden state and the readout of each sequence are multiplied by, [S] or [1]; counts: its tokens."""
+        if self.norm != "length":
+            return None, None
+        e, k, wide = self.dim // self.heads, self.hidden // self.heads, positions.at_least_float32(x.dtype)
+        counts = x.new_full((1,), x.shape[1], dtype=wide) if counts is None else counts.clamp(min=1).to(wide)
+        scale = hyper_mix.length_scale(counts, e, self.power)
+        return scale, hyper_mix.readout_scale(scale, e, k, own=self.tied) if self.power is None else None
 
     def cross(self, x: Tensor, rows: Rows | None, keys: Tensor, values: Tensor, key_rows: Rows | None) -> Tensor:
         self._check_length(max(x.shape[1], keys.shape[1]))

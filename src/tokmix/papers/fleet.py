@@ -1,20 +1,17 @@
-"""Small models trained side by side on one GPU, the same step of all of them recorded as one CUDA graph.
+"""Small models trained side by side on one GPU: one stacked model (stacked.py), its step recorded as a CUDA graph.
 
-A step of such a model is some hundred kernels of a few microseconds each; starting them one by one takes longer than they run.
+    member k's float32 weights ──> slice k of the stack, in bf16 ── forward, backward of all ──> slice k of the gradients
+               ^                                                                                          │
+               └──────────────────── clip and AdamW of member k, at its own rate ─────────────────────────┘
 
-    graph of a shape (rows, columns)      ┌─ stream 0: forward, backward, clip, AdamW of member 0 ─┐
-                                    start ┼─ stream 1: ...                            of member 1 ─┼─ end
-                                          └─ ...                                                   ┘
-
-Members share the shapes of their batches, not the rows: each has its own order, rate and weights. On a CPU the same steps are done
-one by one. Dropout draws from the device's one generator, so a member's numbers depend a little on who sails beside it.
+Members share the shapes of their batches, not the rows: each has its own order, rate and weights. On a CPU they are trained one
+by one, in float32. Dropout draws from the device's one generator, so a member's numbers depend a little on who sails beside it.
 """
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -23,6 +20,8 @@ from torch import Tensor, nn
 
 from tokmix import checks
 from tokmix.block import Layer
+from tokmix.papers.precision import products
+from tokmix.papers.stacked import Stack, alike
 
 Loss = Callable[[nn.Module, Tensor, int], Tensor]
 Report = Callable[[int, list[float]], None]
@@ -78,112 +77,144 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
-def _compiled(model: nn.Module) -> nn.Module:
+def _compile(model: nn.Module) -> None:
     """Layer by layer: layers of one shape share what is compiled, and the pointwise work around products becomes few kernels."""
     for part in model.modules():
         if isinstance(part, Layer):
             part.compile(backend=BACKEND, dynamic=False)
-    return model
 
 
-class _Trainer:
-    """A member on its device: one step is the same calls every time, so that it can be recorded.
+class _Own:
+    """A member's weights on its device and all that changes them."""
 
-    In bf16 the step runs on a copy of the model in that type, its layers compiled, refreshed from the float32 weights before each
-    step; the gradients go back to those, and so does the optimizer's work. Casting as one goes (autocast) would move twice the
-    bytes, and these steps are bound by bytes."""
-
-    def __init__(self, member: Member, recipe: Recipe, loss: Loss, device: torch.device, half: bool):
-        self.model, self.recipe, self.loss = member.model.to(device).train(), recipe, loss
+    def __init__(self, member: Member, recipe: Recipe, device: torch.device):
+        self.model, self.clip = member.model.to(device).train(), recipe.clip
         self.weights: list[Tensor] = list(self.model.parameters())
-        self.copy = _compiled(copy.deepcopy(self.model).to(torch.bfloat16)) if half else self.model
         # [steps], and what a warm-up at the last step reads beyond them
         self.rates = torch.tensor(recipe.rates(member.lr) + [0.0] * WARM, device=device)
         self.rate = torch.tensor(member.lr, device=device)
-        self.step = torch.zeros(1, dtype=torch.long, device=device)
-        self.total = torch.zeros((), device=device)  # of the losses since it was read
         gpu = device.type == "cuda"
         self.optimizer = torch.optim.AdamW(
             self.weights, self.rate, recipe.betas, weight_decay=member.weight_decay, fused=gpu or None, capturable=gpu
         )
 
-    def advance(self, index: Tensor, width: int) -> None:
-        self.rate.copy_(self.rates.index_select(0, self.step)[0])
-        self._refresh()
-        loss = self.loss(self.copy, index, width)
-        loss.backward()
-        self._fetch_gradients()
-        if self.recipe.clip is not None:
-            nn.utils.clip_grad_norm_(self.weights, self.recipe.clip)
+    def update(self, step: Tensor) -> None:
+        """By the gradients that its weights have."""
+        self.rate.copy_(self.rates.index_select(0, step)[0])
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.weights, self.clip)
         self.optimizer.step()
-        self.total += loss.detach()
+
+
+class Trainer:
+    """Members whose models are one stack: the same calls every time, so that a step can be recorded.
+
+    Each keeps its weights in float32; a step runs on their stack, in bf16 if `half`, which is refreshed from them before each step.
+    Casting as one goes (autocast) would move twice the bytes, and these steps are bound by bytes. One alone, in float32, is no stack."""
+
+    def __init__(self, members: Sequence[Member], recipe: Recipe, loss: Loss, device: torch.device, half: bool):
+        self.own, self.loss, self.device = [_Own(member, recipe, device) for member in members], loss, device
+        self.step = torch.zeros(1, dtype=torch.long, device=device)
+        self.totals = torch.zeros(len(members), device=device)  # of the losses since they were read
+        self.stack = None if len(members) == 1 and not half else Stack([one.model for one in self.own]).to(device).train()
+        if self.stack is not None and half:
+            _compile(self.stack.to(torch.bfloat16))
+
+    def advance(self, index: Tensor, width: int) -> None:
+        """index [members, B]"""
+        self._refresh()
+        model = self.own[0].model if self.stack is None else self.stack
+        losses = self.loss(model, index, width)
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        self._fetch_gradients()
+        for one in self.own:
+            one.update(self.step)
+        self.totals += losses.detach()
         self.step += 1
 
     @torch.no_grad()
     def _refresh(self) -> None:
-        self.copy.zero_grad(set_to_none=True)
-        if self.copy is not self.model:
-            self.model.zero_grad(set_to_none=True)
-            torch._foreach_copy_(list(self.copy.parameters()), self.weights)
+        for one in self.own:
+            one.optimizer.zero_grad(set_to_none=True)
+        if self.stack is None:
+            return
+        self.stack.zero_grad(set_to_none=True)
+        for one, places in zip(self.own, self.stack.places, strict=True):
+            torch._foreach_copy_([_slice(whole.data, place) for whole, place in places], one.weights)
 
     @torch.no_grad()
     def _fetch_gradients(self) -> None:
-        if self.copy is self.model:
+        if self.stack is None:
             return
-        pairs = [(mine, its.grad) for mine, its in zip(self.weights, self.copy.parameters(), strict=True) if its.grad is not None]
-        wide = [torch.empty_like(mine) for mine, _ in pairs]
-        torch._foreach_copy_(wide, [grad for _, grad in pairs])
-        for (mine, _), grad in zip(pairs, wide, strict=True):
-            mine.grad = grad
+        for one, places in zip(self.own, self.stack.places, strict=True):
+            pairs = [(mine, _slice(its.grad, at)) for mine, (its, at) in zip(one.weights, places, strict=True) if its.grad is not None]
+            wide = [torch.empty_like(mine) for mine, _ in pairs]
+            torch._foreach_copy_(wide, [grad for _, grad in pairs])
+            for (mine, _), grad in zip(pairs, wide, strict=True):
+                mine.grad = grad
 
 
-def _values(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
+Group = tuple[Trainer, list[int]]  # and which members it trains
 
 
-class _Eager:
-    def __init__(self, trainers: Sequence[_Trainer]):
-        self.trainers = trainers
+def _grouped(members: Sequence[Member], recipe: Recipe, loss: Loss, device: torch.device) -> list[Group]:
+    """Members that can be stacked together; on a CPU each alone."""
+    gpu, found = device.type == "cuda", dict[Hashable, list[int]]()
+    for place, member in enumerate(members):
+        found.setdefault(alike(member.model) if gpu else place, []).append(place)
+    half = gpu and recipe.precision == "bf16"
+    return [(Trainer([members[place] for place in group], recipe, loss, device, half), group) for group in found.values()]
+
+
+def _slice(whole: Tensor, place: int | None) -> Tensor:
+    return whole if place is None else whole[place]
+
+
+class _OneByOne:
+    def __init__(self, groups: Sequence[Group]):
+        self.groups = groups
 
     def advance(self, index: Tensor, width: int) -> None:
-        for trainer, rows in zip(self.trainers, index.to(self.trainers[0].total.device), strict=True):
-            trainer.advance(rows, width)
+        for trainer, members in self.groups:
+            trainer.advance(index[members].to(trainer.device), width)
 
 
 class _Recorded:
-    """A graph for each shape of batch, made when it first occurs; they run one after the other, so they share their memory."""
+    """A graph for each shape of batch, made when it first occurs; they run one after the other, so they share their memory. Groups
+    have a stream each."""
 
-    def __init__(self, trainers: Sequence[_Trainer]):
-        self.trainers, self.device = trainers, trainers[0].total.device
-        self.streams = [torch.cuda.Stream(self.device) for _ in trainers]
-        self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+    def __init__(self, groups: Sequence[Group]):
+        self.groups, self.device = groups, groups[0][0].device
+        self.streams = [torch.cuda.Stream(self.device) for _ in groups]
+        self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
         self.pool = torch.cuda.graph_pool_handle()
 
     def advance(self, index: Tensor, width: int) -> None:
-        shape = (index.shape[1], width)
+        shape, parts = (index.shape[1], width), [index[members] for _, members in self.groups]
         if shape not in self.graphs:
-            self.graphs[shape] = self._record(index, width)
-        graph, place = self.graphs[shape]
-        place.copy_(index, non_blocking=True)
+            self.graphs[shape] = self._record(parts, width)
+        graph, places = self.graphs[shape]
+        for place, part in zip(places, parts, strict=True):
+            place.copy_(part, non_blocking=True)
         graph.replay()
 
-    def _record(self, index: Tensor, width: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        place = index.to(self.device)
-        before = [_snapshot(trainer) for trainer in self.trainers]
+    def _record(self, parts: Sequence[Tensor], width: int) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+        places = [part.to(self.device) for part in parts]
+        before = [_snapshot(trainer) for trainer, _ in self.groups]
         for _ in range(WARM):
-            self._side_by_side(place, width)
+            self._side_by_side(places, width)
         torch.cuda.synchronize(self.device)
-        for trainer, state in zip(self.trainers, before, strict=True):
+        for (trainer, _), state in zip(self.groups, before, strict=True):
             _bring_back(trainer, state)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
-            self._side_by_side(place, width)
-        return graph, place
+            self._side_by_side(places, width)
+        return graph, places
 
-    def _side_by_side(self, index: Tensor, width: int) -> None:
+    def _side_by_side(self, places: Sequence[Tensor], width: int) -> None:
         now = torch.cuda.current_stream(self.device)
-        for trainer, stream, rows in zip(self.trainers, self.streams, index, strict=True):
+        for (trainer, _), stream, rows in zip(self.groups, self.streams, places, strict=True):
             stream.wait_stream(now)
             with torch.cuda.stream(stream):
                 trainer.advance(rows, width)
@@ -191,27 +222,42 @@ class _Recorded:
             now.wait_stream(stream)
 
 
-_State = tuple[list[Tensor], list[Tensor], Tensor, Tensor]
+def _state(trainer: Trainer) -> list[Tensor]:
+    """All that a step changes."""
+    values = [value for one in trainer.own for value in (*one.weights, *one.model.buffers())]
+    return [*values, trainer.step, trainer.totals]
 
 
-def _snapshot(trainer: _Trainer) -> _State:
-    moments = [value.clone() for state in trainer.optimizer.state.values() for value in state.values()]
-    return [value.detach().clone() for value in _values(trainer.model)], moments, trainer.step.clone(), trainer.total.clone()
+def _moments(trainer: Trainer) -> list[Tensor]:
+    return [value for one in trainer.own for state in one.optimizer.state.values() for value in state.values()]
+
+
+def _snapshot(trainer: Trainer) -> tuple[list[Tensor], list[Tensor]]:
+    return [value.detach().clone() for value in _state(trainer)], [value.clone() for value in _moments(trainer)]
 
 
 @torch.no_grad()
-def _bring_back(trainer: _Trainer, state: _State) -> None:
+def _bring_back(trainer: Trainer, before: tuple[list[Tensor], list[Tensor]]) -> None:
     """What a warm-up changed, in place, since a recording knows places and not values."""
-    weights, moments, step, total = state
-    trainer.copy.zero_grad(set_to_none=True)
-    trainer.optimizer.zero_grad(set_to_none=True)
-    for value, before in zip(_values(trainer.model), weights, strict=True):
-        value.copy_(before)
-    now = [value for one in trainer.optimizer.state.values() for value in one.values()]
-    for place, value in enumerate(now):
+    values, moments = before
+    if trainer.stack is not None:
+        trainer.stack.zero_grad(set_to_none=True)
+    for one in trainer.own:
+        one.optimizer.zero_grad(set_to_none=True)
+    for value, was in zip(_state(trainer), values, strict=True):
+        value.copy_(was)
+    for place, value in enumerate(_moments(trainer)):
         value.copy_(moments[place]) if moments else value.zero_()  # before the first step there is no state: it begins at zero
-    trainer.step.copy_(step)
-    trainer.total.copy_(total)
+
+
+def _read(groups: Sequence[Group], count: int) -> list[float]:
+    """The losses of each member since they were last read, added up."""
+    found = [0.0] * count
+    for trainer, members in groups:
+        for place, total in zip(members, trainer.totals.tolist(), strict=True):
+            found[place] = total
+        trainer.totals.zero_()
+    return found
 
 
 def train(
@@ -224,22 +270,22 @@ def train(
     every: int,
     report: Report,
 ) -> None:
-    """loss(model, index, width) -> a scalar in float32, of the training rows index [B] cut to `width` columns, from the model it is
-    given. It must not ask the host for anything: it is recorded. batches: (width, index [members, B] on the host), recipe.steps of them.
+    """loss(model, index, width) -> [K] in float32, of the training rows index [K, B] cut to `width` columns, of a model that takes
+    K members' rows one after the other (K is 1 on a CPU). It must not ask the host for anything: it is recorded.
+    batches: (width, index [members, B] on the host), recipe.steps of them.
 
     report(step, mean loss of each member since the last report) every so many steps and after the last."""
-    half = recipe.precision == "bf16" and device.type == "cuda"
-    trainers = [_Trainer(member, recipe, loss, device, half) for member in members]
-    fleet: _Recorded | _Eager = _Recorded(trainers) if device.type == "cuda" else _Eager(trainers)
+    groups = _grouped(members, recipe, loss, device)
+    fleet: _Recorded | _OneByOne = _Recorded(groups) if device.type == "cuda" else _OneByOne(groups)
+    # What stays in float32 beside bf16, such as a Fourier transform, need not be more exact than TF32.
+    precision = "tf32" if recipe.precision == "bf16" else "float32"
     since = done = 0
     for width, index in batches:
-        fleet.advance(index, width)
+        with products(precision):
+            fleet.advance(index, width)
         done, since = done + 1, since + 1
         if since == every or done == recipe.steps:
-            losses = torch.stack([trainer.total for trainer in trainers]) / since
-            for trainer in trainers:
-                trainer.total.zero_()
-            report(done, losses.tolist())
+            report(done, [loss / since for loss in _read(groups, len(members))])
             since = 0
         if done == recipe.steps:
             return

@@ -145,12 +145,17 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     return {"runs": runs, **_facts(spec, text, models[0], steps), "side_by_side": len(members), "tokens_per_s": watch.rate(spec)}
 
 
+def losses(model: nn.Module, ids: Tensor, members: int) -> Tensor:
+    """Of windows [members * B, T + 1], all but the first token of each predicted -> [members]"""
+    logits = model(ids[:, :-1]).flatten(0, 1).float()
+    return F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none").view(members, -1).mean(1)
+
+
 def _loss(text: Tensor, length: int) -> fleet.Loss:
     columns = torch.arange(length + 1, device=text.device)
 
     def loss(model: nn.Module, index: Tensor, width: int) -> Tensor:
-        ids = text[index[:, None] + columns].long()  # [B, T + 1]
-        return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1).float(), ids[:, 1:].flatten())
+        return losses(model, text[index.flatten()[:, None] + columns].long(), len(index))
 
     return loss
 

@@ -45,8 +45,7 @@ def trained(model: dict[str, Any], spec: dict[str, Any], device: torch.device) -
     times: list[float] = []
 
     def loss(net: torch.nn.Module, index: Tensor, width: int) -> Tensor:
-        rows = ids[index]
-        return torch.nn.functional.cross_entropy(net(rows[:, :-1]).flatten(0, 1).float(), rows[:, 1:].flatten())
+        return lm.losses(net, ids[index.flatten()], len(index))
 
     def batches() -> Any:
         while True:

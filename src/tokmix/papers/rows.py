@@ -48,6 +48,11 @@ class Split:
     def logits(self, model: nn.Module, index: Tensor, width: int) -> Tensor:
         return model(self.ids[:, :width][index], Segments.padded(self.lengths[index], width))
 
+    def losses(self, model: nn.Module, index: Tensor, width: int) -> Tensor:
+        """[K, B] -> [K]"""
+        rows = index.flatten()
+        return F.cross_entropy(self.logits(model, rows, width).float(), self.labels[rows], reduction="none").view_as(index).mean(1)
+
     def right(self, model: nn.Module, precision: str) -> np.ndarray | None:
         """Whether each row is predicted right; None where an output is no finite number."""
         device = self.ids.device
@@ -132,7 +137,7 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     with seeded(members[0]["seed"]):  # of dropout
         fleet.train(
             [fleet.Member(one, member["lr"]) for one, member in zip(models, members, strict=True)],
-            lambda model, index, width: F.cross_entropy(train.logits(model, index, width).float(), train.labels[index]),
+            train.losses,
             _batches(train.host_lengths, wide, spec, counted),
             recipe,
             device,

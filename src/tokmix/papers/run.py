@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def run(
     only: Sequence[str] = (),
     say: Say = print,
 ) -> bool:
-    """All jobs of all items, side by side; only: of those whose key holds one of these. -> whether none is left to be done (some
+    """All jobs of all items, side by side; only: of those with such a name, * for anything. -> whether none is left to be done (some
     may have failed)."""
     began, meter = time.monotonic(), Meter(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     meter.start()
@@ -86,7 +87,7 @@ class _Crew:
         for item in self.items:
             jobs, outcomes = results.known(item, results.jobs_folder(self.out, item.name), self.quick)
             named = {job.file for _, job in found}  # what two items share is done once
-            wanted = [job for job in jobs if not self.only or any(part in job.key for part in self.only)]
+            wanted = [job for job in jobs if not self.only or any(fnmatchcase(job.key, name) for name in self.only)]
             found += [(item, job) for job in wanted if job.key not in outcomes and job.file not in named]
         return sorted(found, key=lambda one: -one[1].weight)
 

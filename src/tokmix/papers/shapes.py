@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from tokmix.compare import graphs
 from tokmix.data.shapes import LENGTH, Shapes, split
 from tokmix.mixer import Mixer
 from tokmix.papers.job import Context
+from tokmix.papers.precision import products
 
 # How far the gradients of the quick convolutions may be from torch's. Both are in TF32, and a ReLU whose input is about zero may be open
 # in the one and shut in the other: that is some percent after five layers. A tap that is missing or in the wrong place is far more.
@@ -61,19 +61,6 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
         "products": "TF32" if context.device.type == "cuda" else "float32",
         "drawn": _drawn(members, models, sets, spec),
     }
-
-
-@contextmanager
-def products(precision: str) -> Iterator[None]:
-    """Matrix products and convolutions on a GPU in "tf32" or "float32"."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def _side_by_side(spec: Mapping[str, Any], models: Sequence[toy.ShapesModel], sets: Sequence[Shapes], note: Note) -> None:

@@ -67,7 +67,12 @@ class Rows:
         return model(inputs) if self.places is None else model(inputs, self.places[index])
 
     def loss(self, model: nn.Module, index: Tensor, width: int) -> Tensor:
-        return F.cross_entropy(self.logits(model, index).flatten(0, 1).float(), self.wanted[index].flatten(), ignore_index=IGNORE)
+        """Of the rows index [K, B] -> [K]"""
+        rows = index.flatten()
+        wanted, logits = self.wanted[rows].flatten(), self.logits(model, rows).flatten(0, 1).float()
+        losses = F.cross_entropy(logits, wanted, ignore_index=IGNORE, reduction="none")
+        asked = (wanted != IGNORE).view(len(index), -1).sum(1)
+        return losses.view(len(index), -1).sum(1) / asked
 
 
 def rows(task: synthetic.Task, inputs: Tensor, wanted: Tensor, device: torch.device) -> Rows:

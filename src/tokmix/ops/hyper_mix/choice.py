@@ -33,7 +33,7 @@ class Norm(NamedTuple):
 
 def has_kernel(x: Tensor, net: Net, longest: int) -> bool:
     """Whether `mix` would run a kernel on x [B, T, D] that takes `chunks`. longest: the longest sequence."""
-    return _has_heads(x, net, longest) or _is_short(x, net, longest)
+    return _has_heads(x, net, longest) or is_short(x, net, longest)
 
 
 def _has_heads(x: Tensor, net: Net, longest: int) -> bool:
@@ -47,7 +47,7 @@ def _has_heads(x: Tensor, net: Net, longest: int) -> bool:
     return use_triton(x, dtype, fits=fits and (proven or forced() == "triton"))
 
 
-def _is_short(x: Tensor, net: Net, longest: int) -> bool:
+def is_short(x: Tensor, net: Net, longest: int) -> bool:
     """Whether sequences are so short that their hidden states should never leave the chip."""
     (heads, e, inner), k = net.inner.shape, net.outer.shape[2]
     dtype = _dtype(x, net)
@@ -82,7 +82,7 @@ def mix(
     longest = x.shape[1] if longest is None else longest
     if _has_heads(x, net_in, longest):
         return _kernel(x, net_in, net_out, tokens, scale, readout, norm, chunks)
-    if _is_short(x, net_in, longest):
+    if is_short(x, net_in, longest):
         return _short(x, net_in, net_out, tokens, scale, readout, norm, chunks, longest, real)
     assert chunks is None, "ask has_kernel first: everything else takes whole rows"
     if _is_wide(x, net_in, net_out, norm):
