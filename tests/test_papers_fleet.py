@@ -19,7 +19,8 @@ from tokmix.segments import Segments
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Attempting to run cuBLAS",
     "ignore:The AccumulateGrad node's stream",
-    "ignore:The .grad attribute of a Tensor that is not a leaf",  # dynamo looks at what it traces
+    "ignore:The .grad attribute of a Tensor that is not a leaf",  # dynamo looks at what it traces,
+    "ignore:.*autograd.function.Function.*should not be instantiated:DeprecationWarning",  # and makes one of those
 )
 
 T, ROWS, BATCH = 12, 40, 8
@@ -180,13 +181,14 @@ def test_segments_made_on_the_device_are_those_of_the_host(name: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", BOTH_WAYS)
 def test_a_recording_gives_the_numbers_of_the_host(name: str) -> None:
-    on_gpu, on_cpu = ([fleet.Member(model(seed, f"{name}*2"), 1e-3) for seed in range(3)] for _ in range(2))
+    """In double precision: Adam makes steps of rounding errors where a gradient is zero."""
+    on_gpu, on_cpu = ([fleet.Member(model(seed, f"{name}*2").double(), 1e-3) for seed in range(3)] for _ in range(2))
     told, wanted = trained(on_gpu, "cuda"), trained(on_cpu)
     for (_, ours), (_, theirs) in zip(told, wanted, strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-3)
+        assert ours == pytest.approx(theirs, rel=1e-5)
     for ours, theirs in zip(on_gpu, on_cpu, strict=True):
         for a, b in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
-            torch.testing.assert_close(a.cpu(), b, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 from dataclasses import fields
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from tests.papers_data import write_data, write_tsv
+from tokmix.model import Model, ModelConfig
 from tokmix.papers import rows, rows_data, rows_plan, rows_raw
 from tokmix.papers.claims import unpack
 from tokmix.papers.job import Context
@@ -180,13 +182,34 @@ def test_nothing_held_out_is_trained_on(paper_data: Path, monkeypatch: pytest.Mo
 
     def watched(self: rows.Split, model: torch.nn.Module, index: torch.Tensor, width: int) -> torch.Tensor:
         if model.training:
-            ids = torch.nn.functional.pad(self.ids[index], (0, 64 - self.ids.shape[1]))
+            ids = torch.nn.functional.pad(torch.from_numpy(table.known())[self.ids[index].long()], (0, 64 - self.ids.shape[1]))
             seen.update(tuple(row) for row in ids.tolist())
         return logits(self, model, index, width)
 
     monkeypatch.setattr(rows.Split, "logits", watched)
     rows.run(spec(epochs=1), Context(torch.device("cpu"), paper_data, lambda text: None))
     assert seen == kept and len(aside)
+
+
+def test_a_model_of_the_ids_that_occur_is_the_whole_one(paper_data: Path) -> None:
+    """Outputs, and all that training changes: the other rows of the embedding have no gradient."""
+    table = rows_data.load(paper_data, "sst2")
+    known, few, device = table.known(), np.arange(6), torch.device("cpu")
+    small, whole = (rows.Split(table.valid, few, ids, 64, device) for ids in (known, np.arange(rows_data.VOCAB)))
+    torch.manual_seed(0)
+    model = Model(ModelConfig(stack="hypermixing", dim=16, vocab=rows_data.VOCAB, head="classify", causal=False, max_len=64))
+    less = copy.deepcopy(model)
+    rows.keep(less, known)
+    assert len(less.embedding.weight) == len(known) < rows_data.VOCAB
+    width, index = small.ids.shape[1], torch.arange(6)
+    found = [split.losses(one, index[None], width) for one, split in ((less, small), (model, whole))]
+    assert torch.equal(*found)
+    for loss in found:
+        loss.sum().backward()
+    assert model.embedding.weight.grad is not None and less.embedding.weight.grad is not None
+    assert torch.equal(model.embedding.weight.grad[known], less.embedding.weight.grad)
+    elsewhere = np.setdiff1d(np.arange(rows_data.VOCAB), known)
+    assert not model.embedding.weight.grad[elsewhere].any()
 
 
 def test_a_search_is_scored_on_what_is_held_out(paper_data: Path) -> None:

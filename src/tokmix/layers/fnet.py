@@ -21,7 +21,7 @@ from tokmix.positions import at_least_float32
 from tokmix.rowmixer import RowMixer
 from tokmix.segments import Rows
 
-SHORT, NARROW = 128, 1024  # up to here products are faster: docs/fnet.md has the measurement
+SHORT, NARROW = 128, 1024  # up to here products are worth it: docs/fnet.md has the measurement
 
 
 def _angles(rows: int, columns: int, lengths: Tensor | int, like: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ Loss = Callable[[nn.Module, Tensor, int], Tensor]
 Report = Callable[[int, list[float]], None]
 SCHEDULES, PRECISIONS = ("constant", "cosine"), ("bf16", "float32")
 BACKEND = "inductor"
+MOST = 4  # members of a stack; more make two, whose kernels overlap
 WARM = 2  # steps before recording, in which libraries and kernels choose their way
 
 
@@ -163,7 +164,14 @@ def _grouped(members: Sequence[Member], recipe: Recipe, loss: Loss, device: torc
     for place, member in enumerate(members):
         found.setdefault(alike(member.model) if gpu else place, []).append(place)
     half = gpu and recipe.precision == "bf16"
-    return [(Trainer([members[place] for place in group], recipe, loss, device, half), group) for group in found.values()]
+    parts = [part for group in found.values() for part in _parts(group)]
+    return [(Trainer([members[place] for place in part], recipe, loss, device, half), part) for part in parts]
+
+
+def _parts(group: list[int]) -> list[list[int]]:
+    """As few as there can be, as even as can be."""
+    count = -(-len(group) // MOST)
+    return [group[start::count] for start in range(count)]
 
 
 def _slice(whole: Tensor, place: int | None) -> Tensor:

@@ -33,12 +33,13 @@ EVALUATED = {"cuda": 2**16, "cpu": 2**12}  # columns of a batch in evaluation
 
 
 class Split:
-    """Rows of a table on a device."""
+    """Rows of a table on a device. known: the ids that occur, ascending; a row has their places instead of them."""
 
-    def __init__(self, texts: rows_data.Texts, chosen: np.ndarray, limit: int, device: torch.device):
+    def __init__(self, texts: rows_data.Texts, chosen: np.ndarray, known: np.ndarray, limit: int, device: torch.device):
         self.host_lengths = np.minimum(texts.lengths[chosen], limit)
         longest = -(-int(self.host_lengths.max(initial=1)) // rows_plan.STEP) * rows_plan.STEP
-        self.ids = torch.from_numpy(texts.padded(chosen, longest)).to(device)  # [n, T] int32
+        places = np.searchsorted(known, texts.padded(chosen, longest))
+        self.ids = torch.from_numpy(places.astype(np.int32)).to(device)  # [n, T]
         self.lengths = torch.from_numpy(self.host_lengths).to(device)
         self.labels = torch.from_numpy(texts.labels[chosen]).to(device)
 
@@ -103,9 +104,10 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
         raise ValueError(f"limit={limit} should be a multiple of {rows_plan.STEP}")
     learned, aside = rows_data.held_out(table.train, spec["dev"], spec.get("fraction", 1.0))
     every = np.arange(len(table.valid))
-    most = spec.get("rows")
+    most, known = spec.get("rows"), table.known()
     train, dev, valid = (
-        Split(texts, chosen[:most], limit, device) for texts, chosen in ((table.train, learned), (table.train, aside), (table.valid, every))
+        Split(texts, chosen[:most], known, limit, device)
+        for texts, chosen in ((table.train, learned), (table.train, aside), (table.valid, every))
     )
     if not len(dev):
         raise ValueError(f"{spec['data']}: dev={spec['dev']} holds out none of {len(table.train)} rows")
@@ -116,8 +118,9 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     # A small part of a table has few steps: the rate still rises in the first fifth of them at most.
     recipe = fleet.Recipe(steps, warmup=min(spec["warmup"], steps // 5), clip=spec["clip"])
     models = [_build(config, member) for member in members]
-    flops = _flops(models[0], train.host_lengths)
-    parameters = models[0].parameter_count()
+    flops, parameters = _flops(models[0], train.host_lengths), models[0].parameter_count()
+    for model in models:
+        keep(model, known)
     context.say(f"{spec['data']}: {len(train)} rows, {per_epoch} steps an epoch in widths {wide}, {len(members)} runs of {parameters:,}")
 
     counted = {"tokens": 0, "columns": 0}
@@ -168,6 +171,13 @@ def _config(spec: dict[str, Any], table: rows_data.Table) -> ModelConfig:
 def _build(config: ModelConfig, member: dict[str, Any]) -> Model:
     with seeded(member["seed"]):
         return Model(replace(config, dropout=member.get("dropout", config.dropout)))
+
+
+def keep(model: Model, known: np.ndarray) -> None:
+    """Only the rows of the embedding that some text reads: the others would stay as they are, and most of a step would go by
+    carrying them through the optimizer."""
+    weight = model.embedding.weight.detach()[torch.from_numpy(known).long()]
+    model.embedding = nn.Embedding.from_pretrained(weight, freeze=False)
 
 
 def _batches(lengths: np.ndarray, wide: Sequence[int], spec: dict[str, Any], counted: dict[str, int]) -> Iterator[tuple[int, Tensor]]:

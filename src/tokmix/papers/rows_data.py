@@ -66,6 +66,10 @@ class Table:
     labels: tuple[str, ...]
     sources: dict[str, str]  # file -> sha256
 
+    def known(self) -> np.ndarray:
+        """The ids that occur, ascending, and 0, which stands behind a row's end."""
+        return np.unique(np.concatenate([[0], self.train.ids, self.valid.ids]))
+
 
 @lru_cache(maxsize=2)
 def load(folder: Path, name: str) -> Table:

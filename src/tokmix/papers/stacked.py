@@ -3,7 +3,7 @@
     ids [K * B, T] ── embeddings, products, norms: one kernel for all members ──> [K * B, ...]
 
 A small model leaves most of a GPU idle, and its kernels take less time than starting them. No member sees another's rows or weights.
-What holds weights in a way of its own is gone through member by member (`Each`), except HyperMixing, which most papers' runs are of.
+What holds weights in a way of its own is gone through member by member (`Each`), except HyperMixing of short texts, as in most runs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -104,7 +105,7 @@ def _stack(parts: Sequence[nn.Module], places: Places) -> nn.Module:
     first = parts[0]
     if type(first) in STACKED:
         return STACKED[type(first)](parts, places)
-    if isinstance(first, HyperMixing) and not first.causal and first.code.kind != "learned":
+    if isinstance(first, HyperMixing) and not first.causal and first.code.kind != "learned" and first.max_len <= choice.SHORT:
         return HyperMixings(parts, places)  # type: ignore[arg-type]
     if isinstance(first, Mixer) and any(type(part) not in STACKED and (part._parameters or part._buffers) for part in first.modules()):
         return Each(parts, places)
@@ -156,14 +157,33 @@ class Linears(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.weight is not None
-        return products(x, self.weight.mT, self.bias)
+        return linear(x, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [K * B, ..., in], weight [K, out, in], bias [K, out] -> [K * B, ..., out]"""
+    flat = x.reshape(len(weight), -1, x.shape[-1])
+    return _Linear.apply(flat, weight, bias).view(*x.shape[:-1], -1)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Linear(torch.autograd.Function):
+    """So that the weight's gradient has the weight's own layout: that of bmm with the transposed weight is transposed, and would be
+    copied on its way to the optimizer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return products(x, weight.mT, bias)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        return torch.bmm(dy, weight), torch.bmm(dy.mT, x), dy.sum(1) if ctx.needs_input_grad[2] else None
 
 
 def products(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [K * B, ..., in], weight [K, in, out], bias [K, out]"""
-    flat = x.reshape(len(weight), -1, x.shape[-1])
-    y = torch.bmm(flat, weight) if bias is None else torch.baddbmm(bias[:, None], flat, weight)
-    return y.view(*x.shape[:-1], -1)
+    """x [K, rows, in], weight [K, in, out], bias [K, out]"""
+    return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias[:, None], x, weight)
 
 
 class Norms(nn.Module):
@@ -205,7 +225,7 @@ class Scores(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weight = self.embeddings[0].weight
         assert weight is not None
-        return products(x, weight.mT, None)
+        return linear(x, weight)
 
 
 class Dropouts(nn.Module):
