@@ -27,7 +27,7 @@ Loss = Callable[[nn.Module, Tensor, int], Tensor]
 Report = Callable[[int, list[float]], None]
 SCHEDULES, PRECISIONS = ("constant", "cosine"), ("bf16", "float32")
 BACKEND = "inductor"
-MOST = 4  # members of a stack; more make two, whose kernels overlap
+MOST = 2  # members of a stack: several stacks have a stream each, and fill the gaps between each other's kernels
 WARM = 2  # steps before recording, in which libraries and kernels choose their way
 
 

@@ -182,8 +182,9 @@ class _Linear(torch.autograd.Function):
 
 
 def products(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [K, rows, in], weight [K, in, out], bias [K, out]"""
-    return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias[:, None], x, weight)
+    """x [K, rows, in], weight [K, in, out], bias [K, out]. Not baddbmm, which writes the bias to every row first."""
+    y = torch.bmm(x, weight)
+    return y if bias is None else y + bias[:, None]
 
 
 class Norms(nn.Module):

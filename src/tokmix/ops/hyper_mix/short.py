@@ -25,14 +25,15 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By the longest sequence, and whether numbers have 16 bits. The largest tiles that spill (next to) no register compiled for an
-# H200 (triton 3.6): with all channels of a head in one, the gradients of its weights need no adding up.
+# By the longest sequence, and whether numbers have 16 bits. Up to 64 tokens of 16 bits: the fastest of those tried on an H200
+# (bench/results/short_h200.txt). Else the largest tiles that spill (next to) no register compiled for one (triton 3.6): with all
+# channels of a head in one, the gradients of its weights need no adding up.
 FORWARD = {
-    True: {16: Tile(128, 64, 4, 2), 32: Tile(128, 64, 4, 2), 64: Tile(128, 64, 4, 2), 128: Tile(128, 64, 8, 2)},
+    True: {16: Tile(128, 64, 4, 2), 32: Tile(64, 64, 4, 2), 64: Tile(64, 64, 4, 2), 128: Tile(128, 64, 8, 2)},
     False: {16: Tile(128, 32, 4, 2), 32: Tile(128, 32, 4, 2), 64: Tile(128, 32, 8, 2), 128: Tile(64, 32, 8, 2)},
 }
 BACKWARD = {
-    True: {16: Tile(256, 32, 8, 2), 32: Tile(256, 32, 8, 2), 64: Tile(256, 32, 8, 2), 128: Tile(256, 32, 8, 2)},
+    True: {16: Tile(256, 64, 8, 2), 32: Tile(256, 64, 8, 2), 64: Tile(256, 64, 8, 2), 128: Tile(256, 32, 8, 2)},
     False: {16: Tile(64, 32, 4, 2), 32: Tile(64, 32, 4, 2), 64: Tile(64, 32, 4, 1), 128: Tile(32, 16, 4, 1)},
 }
 

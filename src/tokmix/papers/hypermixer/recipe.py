@@ -1,7 +1,7 @@
 """The models of the paper and how they are trained here: all that Tables 1, 5, 6 and Figures 3, 4 share.
 
 The paper does not state batch, epochs, stopping or the longest text; those below are ours, the same for every model of a task. A search
-tries the paper's seven learning rates with one seed and half of the epochs, and is judged on rows of train that were held out. Fresh
+tries the paper's seven learning rates with one seed and a third of the epochs, and is judged on rows of train that were held out. Fresh
 seeds run at the best one; what is held out also chooses the epoch; the figure is the accuracy on valid there.
 
 Positions: the paper gives them to HyperMixing's hypernetworks alone, so there and in its ablations the embedding has none; the other
@@ -127,7 +127,7 @@ def search(task: str, variant: str, quick: bool) -> Job:
     """Every learning rate of the grid, one seed, judged on what is held out."""
     rates = QUICK["rates"] if quick else paper.RATES
     members = [{"seed": SEARCH_SEED, "lr": rate} for rate in rates]  # type: ignore[attr-defined]
-    short = -(-TASKS[task].epochs // 2)
+    short = -(-TASKS[task].epochs // 3)
     return job(f"{task}-{variant}-search", spec(task, VARIANTS[variant].model(quick), members, quick, epochs=short, score="dev"))
 
 
