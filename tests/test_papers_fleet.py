@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -123,6 +124,32 @@ def test_half_precision_learns_on_the_wide_weights(monkeypatch: pytest.MonkeyPat
     assert half.own[0].weights[0].dtype == torch.float32 and next(half.stack.parameters()).dtype == torch.bfloat16
 
 
+def test_a_step_without_a_finite_gradient_is_left_out() -> None:
+    """Rows whose loss is infinite: the weights stay as they are, the step counts as left out and not in the mean loss."""
+    data, one = Data(), fleet.Member(model(0), 1e-2)
+    bad = (3, 7)
+
+    def loss(net: nn.Module, index: Tensor, width: int) -> Tensor:
+        broken = torch.tensor([math.inf if int(rows[0]) < 0 else 1.0 for rows in index])
+        return data.loss(net, index.abs(), width) * broken
+
+    def steps() -> Iterator[tuple[int, Tensor]]:
+        for number, (width, index) in enumerate(batches(1, RECIPE.steps)):
+            yield width, -index.clamp(min=1) if number in bad else index
+
+    told: list[tuple[int, list[float]]] = []
+    before: list[Tensor] = []
+
+    def report(step: int, losses: list[float]) -> None:
+        told.append((step, losses))
+        before.append(next(one.model.parameters()).detach().clone())
+
+    assert fleet.train([one], loss, steps(), RECIPE, torch.device("cpu"), every=1, report=report) == [2]
+    assert [step for step, losses in told if math.isnan(losses[0])] == [number + 1 for number in bad]
+    for number in range(1, RECIPE.steps):
+        assert torch.equal(before[number], before[number - 1]) == (number in bad)
+
+
 STACKS = ["hypermixing(hidden=16), mlp_mixer(hidden=8)", "attention(heads=2), shared_vector"]
 
 
@@ -159,6 +186,12 @@ def test_a_compiled_stack_in_half_precision_learns(stack: str, monkeypatch: pyte
     assert half.totals.tolist() == pytest.approx(wide.totals.tolist(), rel=0.02)
 
 
+def test_members_are_stacked_by_twos_and_nobody_is_left_over() -> None:
+    sizes = lambda count: sorted(len(part) for part in fleet._parts(list(range(count))))
+    assert [sizes(count) for count in (1, 2, 3, 5, 6, 7)] == [[1], [2], [3], [2, 3], [2, 2, 2], [2, 2, 3]]
+    assert sorted(place for part in fleet._parts([4, 7, 9, 11, 12]) for place in part) == [4, 7, 9, 11, 12]
+
+
 def test_too_few_batches_are_an_error() -> None:
     with pytest.raises(ValueError, match="9 steps, but there were 2 batches"):
         fleet.train(
@@ -193,7 +226,7 @@ def test_a_recording_gives_the_numbers_of_the_host(name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", ["attention", "hypermixing", "fnet"])
+@pytest.mark.parametrize("name", ["attention", "hypermixing", "fnet", "mlp_mixer", "gmlp"])
 def test_a_compiled_recording_in_half_precision_learns_the_same(name: str) -> None:
     recipe = replace(RECIPE, precision="bf16")
     on_gpu, on_cpu = ([fleet.Member(model(seed, f"{name}*2"), 1e-3) for seed in range(3)] for _ in range(2))

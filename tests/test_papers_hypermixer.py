@@ -114,10 +114,18 @@ def test_a_search_comes_before_its_seeds() -> None:
     assert all([member["lr"] for member in job.spec["members"]] == list(paper.RATES) for job in first)
     outcomes = {job.key: made_up(job) for job in first[:-1]}
     outcomes[first[-1].key] = {"error": "it failed", "runs": []}
+    second = [job for job in table1.ITEM.jobs(False, outcomes) if job.key not in outcomes]
+    assert len(second) == 8 * 5 - 1, "without a rate there is no run"
+    for job in second:
+        looked = {run["lr"]: run["score"] for run in outcomes[job.key.replace("-finals", "-search")]["runs"]}
+        rates = [member["lr"] for member in job.spec["members"]]
+        assert len(rates) == 3 and min(looked[rate] for rate in rates) >= sorted(looked.values())[-3], "the best three"
+        assert job.spec["epochs"] == recipe.TASKS[job.spec["data"]].epochs and job.spec["score"] == "dev"
+    outcomes |= {job.key: made_up(job) for job in second}
     then = [job for job in table1.ITEM.jobs(False, outcomes) if job.key not in outcomes]
-    assert len(then) == 8 * 5 - 1, "without a rate there is no run"
+    assert len(then) == 8 * 5 - 1
     for job in then:
-        rate = recipe.best_rate(outcomes[job.key.replace("-seeds", "-search")])
+        rate = recipe.best_rate(outcomes[job.key.replace("-seeds", "-finals")])
         assert [member["lr"] for member in job.spec["members"]] == [rate] * 5
         assert recipe.SEARCH_SEED not in [member["seed"] for member in job.spec["members"]]
 
@@ -179,8 +187,8 @@ def test_table1_says_what_the_runs_say() -> None:
 def test_border_rates_are_marked() -> None:
     content = filled(table1.ITEM)
     for job in content["jobs"]:
-        if job["key"] == "sst2-gmlp-search":
-            job["outcome"]["runs"][0]["score"] = 0.99  # 1e-3, the largest
+        if job["key"] == "sst2-gmlp-seeds":
+            job["outcome"]["runs"][0]["lr"] = 1e-3  # the largest
     text = table1.ITEM.tables(content)
     assert re.search(r"\| gMLP \|.*1e-3\\\*", text) and "at the border of the grid" in text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 
 from tests.papers_data import write_data, write_tsv
 from tokmix.model import Model, ModelConfig
-from tokmix.papers import rows, rows_data, rows_plan, rows_raw
+from tokmix.papers import rows, rows_data, rows_phrases, rows_plan, rows_raw
 from tokmix.papers.claims import unpack
 from tokmix.papers.job import Context
 
@@ -99,7 +99,7 @@ def test_errors_name_the_file(tmp_path: Path, paper_data: Path) -> None:
 def texts(hashes: list[int]) -> rows_data.Texts:
     n = len(hashes)
     return rows_data.Texts(
-        np.zeros(n, np.uint16), np.arange(n + 1), np.zeros(n, np.int64), np.array(hashes, dtype=np.uint64), 0
+        np.zeros(n, np.uint16), np.arange(n + 1), np.zeros(n, np.int64), np.array(hashes, dtype=np.uint64), np.ones(n, bool), 0
     )  # fmt: skip
 
 
@@ -112,6 +112,21 @@ def test_held_out_rows_share_no_text_with_the_rest() -> None:
     parts = [rows_data.held_out(table, 0.1, fraction) for fraction in (0.05, 0.25, 0.5)]
     for (small, kept), (large, _), fraction in zip(parts, [*parts[1:], (learned, aside)], (0.05, 0.25, 0.5), strict=True):
         assert set(small) < set(large) and len(small) == round(fraction * len(learned)) and np.array_equal(kept, aside)
+
+
+def test_pieces_go_with_their_sentences() -> None:
+    """Sentences are held out, and what stands in no other one with them; only sentences are scored."""
+    texts = ["a fine film ", "a fine  film", "fine film", "film", "a dull film", "dull", "quite dull", "never"]
+    hashes, whole = rows_phrases.sentences(texts, np.array([10, 10, 900, 901, 50, 902, 30, 70], dtype=np.uint64))
+    assert whole.tolist() == [True, True, False, False, True, False, True, True]
+    assert hashes.tolist() == [10, 10, 10, 50, 50, 50, 30, 70], "a piece has the largest hash of its sentences"
+
+
+def test_held_out_pieces_are_neither_learned_nor_scored() -> None:
+    table = texts([10, 20, 10, 2**63])
+    table = replace(table, whole=np.array([True, True, False, False]))
+    learned, aside = rows_data.held_out(table, 0.1)
+    assert learned.tolist() == [3] and aside.tolist() == [0, 1]
 
 
 def test_equal_first_texts_have_equal_hashes(paper_data: Path, tmp_path: Path) -> None:
@@ -160,7 +175,7 @@ def test_widths_leave_the_fewest_columns_empty() -> None:
 def test_a_job_learns_and_says_what_it_did(paper_data: Path) -> None:
     outcome = rows.run(spec(), Context(torch.device("cpu"), paper_data, lambda text: None))
     json.dumps(outcome)
-    assert outcome["rows"]["train"] + outcome["rows"]["dev"] == 300 and outcome["rows"]["valid"] == 60
+    assert sum(outcome["rows"][part] for part in ("train", "dev", "pieces")) == 300 and outcome["rows"]["valid"] == 60
     assert outcome["steps"] == 4 * -(-outcome["rows"]["train"] // 16) and outcome["columns"] > outcome["tokens"] > 0
     for run in outcome["runs"]:
         assert run["state"] == "finished" and len(run["dev_curve"]) == 4

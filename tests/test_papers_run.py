@@ -120,3 +120,8 @@ def test_other_files_are_refused(tmp_path: Path, content: str, told: str) -> Non
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(ValueError, match=told):
         results.load(tmp_path / "x.json")
+
+
+def test_a_call_is_told_without_the_folders_of_its_machine() -> None:
+    given = ["papers", "hypermixer", "--data", "/home/me/data", "--only", "sst2-*", "--out", "out"]
+    assert running._told(given) == "tokmix papers hypermixer --data DIR --only 'sst2-*' --out DIR"

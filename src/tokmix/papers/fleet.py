@@ -79,10 +79,11 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
 
 
 def _compile(model: nn.Module) -> None:
-    """Layer by layer: layers of one shape share what is compiled, and the pointwise work around products becomes few kernels."""
+    """Layer by layer: layers of one kind share what is compiled, and so do batches of all shapes (dynamic), since compiling takes
+    longer than many a job; the pointwise work around products becomes few kernels."""
     for part in model.modules():
         if isinstance(part, Layer):
-            part.compile(backend=BACKEND, dynamic=False)
+            part.compile(backend=BACKEND, dynamic=True)
 
 
 class _Own:
@@ -95,16 +96,20 @@ class _Own:
         self.rates = torch.tensor(recipe.rates(member.lr) + [0.0] * WARM, device=device)
         self.rate = torch.tensor(member.lr, device=device)
         gpu = device.type == "cuda"
+        # Fused on a CPU too: it is the kind that can leave a step out without asking the host.
         self.optimizer = torch.optim.AdamW(
-            self.weights, self.rate, recipe.betas, weight_decay=member.weight_decay, fused=gpu or None, capturable=gpu
+            self.weights, self.rate, recipe.betas, weight_decay=member.weight_decay, fused=True, capturable=gpu
         )
 
-    def update(self, step: Tensor) -> None:
-        """By the gradients that its weights have."""
+    def update(self, step: Tensor) -> Tensor:
+        """By the gradients that its weights have. One that is no finite number would be the end of the weights: such a step is left
+        out. -> whether it was not, 1 or 0"""
         self.rate.copy_(self.rates.index_select(0, step)[0])
-        if self.clip is not None:
-            nn.utils.clip_grad_norm_(self.weights, self.clip)
+        norm = nn.utils.clip_grad_norm_(self.weights, self.clip or math.inf)
+        sound = torch.isfinite(norm).float()
+        self.optimizer.found_inf, self.optimizer.grad_scale = 1 - sound, None  # type: ignore[attr-defined]
         self.optimizer.step()
+        return sound
 
 
 class Trainer:
@@ -116,7 +121,8 @@ class Trainer:
     def __init__(self, members: Sequence[Member], recipe: Recipe, loss: Loss, device: torch.device, half: bool):
         self.own, self.loss, self.device = [_Own(member, recipe, device) for member in members], loss, device
         self.step = torch.zeros(1, dtype=torch.long, device=device)
-        self.totals = torch.zeros(len(members), device=device)  # of the losses since they were read
+        # Of the steps since they were read that were not left out: their losses, and how many there are
+        self.totals, self.counts = torch.zeros(2, len(members), device=device)
         self.stack = None if len(members) == 1 and not half else Stack([one.model for one in self.own]).to(device).train()
         if self.stack is not None and half:
             _compile(self.stack.to(torch.bfloat16))
@@ -128,9 +134,9 @@ class Trainer:
         losses = self.loss(model, index, width)
         losses.sum().backward()  # type: ignore[no-untyped-call]
         self._fetch_gradients()
-        for one in self.own:
-            one.update(self.step)
-        self.totals += losses.detach()
+        sound = torch.stack([one.update(self.step) for one in self.own])
+        self.totals += torch.where(sound > 0, losses.detach(), 0)
+        self.counts += sound
         self.step += 1
 
     @torch.no_grad()
@@ -169,8 +175,8 @@ def _grouped(members: Sequence[Member], recipe: Recipe, loss: Loss, device: torc
 
 
 def _parts(group: list[int]) -> list[list[int]]:
-    """As few as there can be, as even as can be."""
-    count = -(-len(group) // MOST)
+    """Of two, or three where one would be left over: a size more is compiled once more."""
+    count = max(1, len(group) // MOST)
     return [group[start::count] for start in range(count)]
 
 
@@ -233,7 +239,7 @@ class _Recorded:
 def _state(trainer: Trainer) -> list[Tensor]:
     """All that a step changes."""
     values = [value for one in trainer.own for value in (*one.weights, *one.model.buffers())]
-    return [*values, trainer.step, trainer.totals]
+    return [*values, trainer.step, trainer.totals, trainer.counts]
 
 
 def _moments(trainer: Trainer) -> list[Tensor]:
@@ -258,14 +264,22 @@ def _bring_back(trainer: Trainer, before: tuple[list[Tensor], list[Tensor]]) -> 
         value.copy_(moments[place]) if moments else value.zero_()  # before the first step there is no state: it begins at zero
 
 
-def _read(groups: Sequence[Group], count: int) -> list[float]:
-    """The losses of each member since they were last read, added up."""
-    found = [0.0] * count
-    for trainer, members in groups:
-        for place, total in zip(members, trainer.totals.tolist(), strict=True):
-            found[place] = total
-        trainer.totals.zero_()
-    return found
+class _Tally:
+    """Reads the losses of each member's steps since it last did, and counts the steps that were left out."""
+
+    def __init__(self, groups: Sequence[Group], members: int):
+        self.groups, self.left_out = groups, [0] * members
+
+    def read(self, steps: int) -> list[float]:
+        """The mean of each member's losses; NaN where all of its steps were left out."""
+        means = [math.nan] * len(self.left_out)
+        for trainer, members in self.groups:
+            for place, total, count in zip(members, trainer.totals.tolist(), trainer.counts.tolist(), strict=True):
+                means[place] = total / count if count else math.nan
+                self.left_out[place] += steps - round(count)
+            trainer.totals.zero_()
+            trainer.counts.zero_()
+        return means
 
 
 def train(
@@ -277,24 +291,25 @@ def train(
     *,
     every: int,
     report: Report,
-) -> None:
+) -> list[int]:
     """loss(model, index, width) -> [K] in float32, of the training rows index [K, B] cut to `width` columns, of a model that takes
     K members' rows one after the other (K is 1 on a CPU). It must not ask the host for anything: it is recorded.
     batches: (width, index [members, B] on the host), recipe.steps of them.
 
-    report(step, mean loss of each member since the last report) every so many steps and after the last."""
+    report(step, mean loss of each member since the last report) every so many steps and after the last.
+    -> how many steps of each member were left out, since a gradient was no finite number"""
     groups = _grouped(members, recipe, loss, device)
     fleet: _Recorded | _OneByOne = _Recorded(groups) if device.type == "cuda" else _OneByOne(groups)
     # What stays in float32 beside bf16, such as a Fourier transform, need not be more exact than TF32.
     precision = "tf32" if recipe.precision == "bf16" else "float32"
-    since = done = 0
+    tally, since, done = _Tally(groups, len(members)), 0, 0
     for width, index in batches:
         with products(precision):
             fleet.advance(index, width)
         done, since = done + 1, since + 1
         if since == every or done == recipe.steps:
-            report(done, [loss / since for loss in _read(groups, len(members))])
+            report(done, tally.read(since))
             since = 0
         if done == recipe.steps:
-            return
+            return tally.left_out
     raise ValueError(f"the recipe has {recipe.steps} steps, but there were {done} batches")

@@ -131,7 +131,7 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     steps, loss = steps_of(spec, seen), _loss(ring(text.splits["train"], text.before, length, device), length)
     watch = _Watch(Scorer(text, "valid", length, device, precision), models, steps, spec.get("peek"), context)
     recipe = fleet.Recipe(steps, spec.get("warmup", 0), spec.get("schedule", "cosine"), precision=precision)
-    fleet.train(
+    left_out = fleet.train(
         [fleet.Member(model, one["lr"], spec.get("weight_decay", 0.0)) for model, one in zip(models, members, strict=True)],
         loss,
         batches(seen, length, spec["batch"], [one["seed"] for one in members]),
@@ -141,7 +141,10 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
         report=watch,
     )
     test = Scorer(text, "test", length, device, precision) if "test" in text.splits else None
-    runs = [_record(one, watch, place, None if test is None else test(models[place])) for place, one in enumerate(members)]
+    runs = [
+        _record(one, watch, place, None if test is None else test(models[place])) | {"left_out": left_out[place]}
+        for place, one in enumerate(members)
+    ]
     return {"runs": runs, **_facts(spec, text, models[0], steps), "side_by_side": len(members), "tokens_per_s": watch.rate(spec)}
 
 

@@ -11,6 +11,7 @@ What is held out decides learning rate and epoch; the figure of a run is its acc
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -81,7 +82,7 @@ class Tally:
 
     chance: float
     dev: list[float | None] = field(default_factory=list)
-    loss: list[float] = field(default_factory=list)
+    loss: list[float | None] = field(default_factory=list)
     best: int | None = None  # epoch, from 1
     right: np.ndarray | None = None  # on valid, at the best epoch
     final: float | None = None
@@ -138,7 +139,7 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
 
     begin = time.perf_counter()
     with seeded(members[0]["seed"]):  # of dropout
-        fleet.train(
+        left_out = fleet.train(
             [fleet.Member(one, member["lr"]) for one, member in zip(models, members, strict=True)],
             train.losses,
             _batches(train.host_lengths, wide, spec, counted),
@@ -149,14 +150,23 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
         )
     training = time.perf_counter() - begin - evaluating
     return {
-        "runs": [tally.record(member, spec["score"] == "dev") for tally, member in zip(tallies, members, strict=True)],
+        "runs": [
+            tally.record(member, spec["score"] == "dev") | {"left_out": steps_lost}
+            for tally, member, steps_lost in zip(tallies, members, left_out, strict=True)
+        ],
         "data": table.sources,
         "parameters": parameters,
         "steps": steps,
         **counted,
         "flops": flops * spec["epochs"],
         "flops_row": flops / len(train),
-        "rows": {"train": len(train), "dev": len(dev), "valid": len(valid), "cut": table.train.beyond(limit) + table.valid.beyond(limit)},
+        "rows": {
+            "train": len(train),
+            "dev": len(dev),
+            "valid": len(valid),
+            "pieces": rows_data.pieces_left_out(table.train, spec["dev"]),
+            "cut": table.train.beyond(limit) + table.valid.beyond(limit),
+        },
         "widths": wide,
         "chance": common,
         "training_seconds": training,
@@ -193,7 +203,7 @@ def _batches(lengths: np.ndarray, wide: Sequence[int], spec: dict[str, Any], cou
 def _score(tally: Tally, model: Model, loss: float, dev: Split, valid: Split | None, precision: str, last: bool) -> None:
     right = dev.right(model, precision)
     tally.dev.append(None if right is None else float(right.mean()))
-    tally.loss.append(loss)
+    tally.loss.append(loss if math.isfinite(loss) else None)  # JSON knows no NaN
     if right is None:
         return
     best = -1.0 if tally.best is None else tally.dev[tally.best - 1]

@@ -4,7 +4,8 @@
     prepared   DATA/NAME.npz                                                                    needs numpy alone
 
 Rows are [CLS] a [SEP] or [CLS] a [SEP] b [SEP], at most so many tokens, the longer text cut first. Each row keeps a hash of its first
-text, by which rows are held out: texts that begin alike (a premise with its three hypotheses) fall on one side.
+text, by which rows are held out: texts that begin alike (a premise with its three hypotheses) fall on one side; pieces of sentences go by
+their sentences (rows_phrases.py).
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from typing import Any
 
 from tokmix.checks import nearest
 from tokmix.data.extra import np
-from tokmix.papers import rows_raw
+from tokmix.papers import rows_phrases, rows_raw
 from tokmix.papers.rows_raw import SPLITS
 
 VOCAB, TOKENIZER = 30522, "tokenizers/bert-base-uncased.json"
 LIMITS = {"imdb": 4096}  # tokens of a row; 128 elsewhere
 LIMIT = 128
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Texts:
     starts: np.ndarray  # [n + 1] int64
     labels: np.ndarray  # [n] int64
     hashes: np.ndarray  # [n] uint64, of the first text
+    whole: np.ndarray  # [n] bool, False for a piece of another text: learned from, never scored
     cut: int  # rows that were longer
 
     def __len__(self) -> int:
@@ -91,7 +93,7 @@ def prepare(data: Path, out: Path, names: Sequence[str]) -> list[Path]:
         parts: dict[str, Any] = {}
         for split in SPLITS:
             texts: Texts = getattr(table, split)
-            parts |= {f"{split}_{part}": getattr(texts, part) for part in ("ids", "labels", "hashes")}
+            parts |= {f"{split}_{part}": getattr(texts, part) for part in ("ids", "labels", "hashes", "whole")}
             parts[f"{split}_lengths"] = texts.lengths.astype(np.uint16)
             parts[f"{split}_labels"] = texts.labels.astype(np.uint8)
         facts = {"version": VERSION, "labels": table.labels, "sources": table.sources, "cut": {s: getattr(table, s).cut for s in SPLITS}}
@@ -114,6 +116,7 @@ def _read_npz(path: Path, name: str) -> Table:
                     _starts(held[f"{split}_lengths"]),
                     held[f"{split}_labels"].astype(np.int64),
                     held[f"{split}_hashes"],
+                    held[f"{split}_whole"],
                     facts["cut"][split],
                 )
                 for split in SPLITS
@@ -140,12 +143,16 @@ def _encode(folder: Path, name: str) -> Table:
         if strange := {row[-1] for row in rows[split]} - set(labels):
             raise ValueError(f"{folder / name}: {split} has the label {sorted(strange)[0]!r}, which train has not")
         ids, cut = encoder.rows(texts)
+        hashes, whole = np.array([_hash(row[0]) for row in texts], dtype=np.uint64), np.ones(len(texts), dtype=bool)
+        if name in rows_phrases.TABLES and split == "train":
+            hashes, whole = rows_phrases.sentences([row[0] for row in texts], hashes)
         splits.append(
             Texts(
                 np.concatenate(ids).astype(np.uint16),
                 _starts(np.array([len(row) for row in ids])),
                 np.array([known[row[-1]] for row in rows[split]], dtype=np.int64),
-                np.array([_hash(row[0]) for row in texts], dtype=np.uint64),
+                hashes,
+                whole,
                 len(cut),
             )
         )
@@ -163,8 +170,18 @@ def _sha256(path: Path) -> str:
 
 def held_out(texts: Texts, share: float, fraction: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     """Rows of train to learn from, and rows to choose rate and epoch by. Both are cut by the hash of a row's first text: the lowest
-    `share` of all hashes is held out, and of the rest the lowest `fraction`, so a smaller part is inside every larger one."""
-    aside = texts.hashes < np.uint64(min(2**64 - 1, round(share * 2**64)))
+    `share` of all hashes is held out, and of the rest the lowest `fraction`, so a smaller part is inside every larger one. Pieces of
+    what is held out are in neither."""
+    aside = _aside(texts, share)
     rest = np.flatnonzero(~aside)
     order = rest[np.argsort(texts.hashes[rest], kind="stable")]
-    return np.sort(order[: max(1, round(fraction * len(order)))]), np.flatnonzero(aside)
+    return np.sort(order[: max(1, round(fraction * len(order)))]), np.flatnonzero(aside & texts.whole)
+
+
+def pieces_left_out(texts: Texts, share: float) -> int:
+    """How many are in neither."""
+    return int((_aside(texts, share) & ~texts.whole).sum())
+
+
+def _aside(texts: Texts, share: float) -> np.ndarray:
+    return texts.hashes < np.uint64(min(2**64 - 1, round(share * 2**64)))

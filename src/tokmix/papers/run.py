@@ -116,13 +116,19 @@ def _task(item: Item, job: Job, out: Path, data: Path | None) -> pool.Task:
     return place | {name: value for name, value in asdict(job).items() if name != "weight"}
 
 
+def _told(arguments: Sequence[str]) -> str:
+    """The command as somebody else would type it: where folders were is nobody's business."""
+    before = ["", *arguments]
+    return shlex.join(["tokmix", *("DIR" if last in ("--data", "--out") else one for last, one in zip(before, arguments, strict=False))])
+
+
 def _note_call(item: Item, out: Path, whole: float, done: dict[str, float], workers: int, meter: Meter) -> None:
     """Several items in one call share its seconds and its energy by what their jobs took."""
     share = done[item.name] / sum(done.values())
     measured = meter.totals()
     joules = measured["energy_joules"]
     line = {
-        "command": shlex.join(["tokmix", *sys.argv[1:]]), "seconds": share * whole, "workers": workers,
+        "command": _told(sys.argv[1:]), "seconds": share * whole, "workers": workers,
         "energy_joules": None if joules is None else share * joules, "energy_source": measured["energy_source"],
         "machine": machine(), "versions": versions(), "code": code(),
     }  # fmt: skip

@@ -145,10 +145,10 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     steps, batch = spec["steps"], min(spec["batch"], len(train))
     recipe = fleet.Recipe(steps, schedule="cosine", lowest=LOWEST_RATE, clip=None)
     order = batches([one["seed"] for one in spec["members"]], len(train), batch, task.length, steps)
-    fleet.train(members, learned.loss, order, recipe, device, every=-(-steps // REPORTS), report=report)
+    left_out = fleet.train(members, learned.loss, order, recipe, device, every=-(-steps // REPORTS), report=report)
     models = {name: describe(task, one) for name, one in made.items()}
     return {
-        "runs": [_run(one, curve) for one, curve in zip(spec["members"], curves, strict=True)],
+        "runs": [_run(one, curve) | {"left_out": lost} for one, curve, lost in zip(spec["members"], curves, left_out, strict=True)],
         "models": models,
         "parameters": max(one["parameters"] for one in models.values()),
         "data": {f"{spec['task']}, {part}": fingerprint(data.inputs, data.targets) for part, data in (("train", train), ("test", test))},

@@ -29,11 +29,10 @@ def jobs(quick: bool, outcomes: Outcomes) -> list[Job]:
 
 def curve(task: str, variant: str, quick: bool, outcomes: Outcomes) -> list[Job]:
     """A search and a point with all of the data, both Table 1's own; then the smaller parts."""
-    looked = recipe.search(task, variant, quick)
-    rate = recipe.best_rate(outcomes.get(looked.key))
+    found, rate = recipe.looked(task, variant, quick, outcomes)
     if rate is None:
-        return [looked]
-    found = [looked, recipe.seeds(task, variant, rate, quick)]
+        return found
+    found.append(recipe.seeds(task, variant, rate, quick))
     for fraction in (0.5,) if quick else paper.FRACTIONS[:-1]:
         epochs = round(recipe.TASKS[task].epochs * min(1 / fraction, MOST))
         part = recipe.seeds(task, variant, rate, quick, SEEDS, fraction=fraction, epochs=epochs)

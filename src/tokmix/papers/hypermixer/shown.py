@@ -49,7 +49,7 @@ def rates(outcomes: Outcomes, variants: Sequence[str]) -> str:
     for variant in variants:
         cells = []
         for place, task in enumerate(paper.TASKS):
-            rate, known = recipe.best_rate(outcomes.get(f"{task}-{variant}-search")), paper.TABLE_3.get(variant)
+            rate, known = recipe.chosen_rate(task, variant, outcomes), paper.TABLE_3.get(variant)
             ours = page.NOT_RUN if rate is None else f"{rate:.0e}".replace("e-0", "e-") + ("\\*" if border(outcomes, task, variant) else "")
             cells.append(ours if known is None else f"{ours} / {known[place]:.0e}".replace("e-0", "e-"))
         rows.append([recipe.VARIANTS[variant].title, *cells])
@@ -63,7 +63,7 @@ def border_note(outcomes: Outcomes, variants: Sequence[str]) -> str:
 
 def border(outcomes: Outcomes, task: str, variant: str) -> bool:
     tried = [run["lr"] for run in page.runs(outcomes.get(f"{task}-{variant}-search"))]
-    return recipe.best_rate(outcomes.get(f"{task}-{variant}-search")) in (min(tried), max(tried)) if tried else False
+    return recipe.chosen_rate(task, variant, outcomes) in (min(tried), max(tried)) if tried else False
 
 
 def search_table(outcomes: Outcomes, variants: Sequence[str]) -> str:
@@ -72,11 +72,13 @@ def search_table(outcomes: Outcomes, variants: Sequence[str]) -> str:
     rows = []
     for variant in variants:
         for task in paper.TASKS:
-            found = {run["lr"]: run for run in page.runs(outcomes.get(f"{task}-{variant}-search"))}
-            cells = [_dev(found.get(rate)) for rate in tried]
+            short, whole = (
+                {run["lr"]: run for run in page.runs(outcomes.get(f"{task}-{variant}-{phase}"))} for phase in ("search", "finals")
+            )
+            cells = [_dev(short.get(rate)) + (f", then {_dev(whole[rate])}" if rate in whole else "") for rate in tried]
             rows.append([recipe.VARIANTS[variant].title, paper.TITLES[task], *cells])
     heads = ["model", "task", *(f"{rate:.0e}".replace("e-0", "e-") for rate in tried)]
-    summary = "<summary>The search: accuracy on held-out rows of train by learning rate</summary>"
+    summary = "<summary>The search: accuracy on held-out rows of train by learning rate, after a third of the epochs, then all</summary>"
     return f"<details>{summary}\n\n{page.table(heads, rows)}\n\n</details>"
 
 
@@ -92,10 +94,12 @@ def data_note(outcomes: Outcomes) -> str:
     for task in paper.TASKS:
         rows = next((one["rows"] for key, one in outcomes.items() if key.startswith(f"{task}-") and "rows" in one), None)
         if rows is not None:
-            whole, ours = paper.TRAIN_ROWS[task], rows["train"] + rows["dev"]
+            pieces = rows.get("pieces", 0)
+            whole, ours = paper.TRAIN_ROWS[task], rows["train"] + rows["dev"] + pieces
             part = "complete" if ours >= whole else f"a part: {PERCENT * ours / whole:.0f} % of the paper's"
             told.append(
-                f"{paper.TITLES[task]} {rows['train']:,} rows to learn from and {rows['dev']:,} held out ({part}), "
+                f"{paper.TITLES[task]} {rows['train']:,} rows to learn from and {rows['dev']:,} held out"
+                f"{f' with {pieces:,} pieces of them' if pieces else ''} ({part}), "
                 f"valid {rows['valid']:,}, {rows['cut']:,} cut at {recipe.TASKS[task].limit} tokens"
             )
     return f"Data: {'; '.join(told)}." if told else ""

@@ -41,17 +41,18 @@ def tables(content: Results) -> str:
 
 
 GROUPS = (
-    ("six models of the paper, seeds", "seeds", True),
-    ("six models of the paper, search", "search", True),
-    ("two models of ours, seeds", "seeds", False),
-    ("two models of ours, search", "search", False),
+    ("six models of the paper, seeds", ("seeds",), True),
+    ("six models of the paper, search", ("search", "finals"), True),
+    ("two models of ours, seeds", ("seeds",), False),
+    ("two models of ours, search", ("search", "finals"), False),
 )
 
 
-def _belongs(phase: str, six: bool) -> Any:
+def _belongs(phases: tuple[str, ...], six: bool) -> Any:
     def belongs(job: Mapping[str, Any]) -> bool:
-        _, name = job["key"].removesuffix(f"-{phase}").split("-", 1)
-        return job["key"].endswith(f"-{phase}") and (name not in OURS) == six
+        _, name = job["key"].split("-", 1)
+        name, phase = name.rsplit("-", 1)
+        return phase in phases and (name not in OURS) == six
 
     return belongs
 
