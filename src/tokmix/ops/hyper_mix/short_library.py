@@ -15,7 +15,7 @@ from tokmix.ops.quick import direct, quick
 
 _GIVEN = (
     "Tensor x, Tensor w1, Tensor? w2, Tensor? scale, Tensor? readout, Tensor? gain, Tensor? bias, float eps, "
-    "Tensor? table, int longest, bool full"
+    "Tensor? table, SymInt longest, bool full"
 )
 
 
