@@ -79,11 +79,10 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
 
 
 def _compile(model: nn.Module) -> None:
-    """Layer by layer: layers of one kind share what is compiled, and so do batches of all shapes (dynamic), since compiling takes
-    longer than many a job; the pointwise work around products becomes few kernels."""
+    """Layer by layer: layers of one shape share what is compiled, and the pointwise work around products becomes few kernels."""
     for part in model.modules():
         if isinstance(part, Layer):
-            part.compile(backend=BACKEND, dynamic=True)
+            part.compile(backend=BACKEND, dynamic=False)
 
 
 class _Own:
