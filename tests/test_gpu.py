@@ -53,6 +53,19 @@ def test_inductor_compiles_one_graph(case: Case) -> None:
     torch.testing.assert_close(given[0].grad, given[1].grad, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("T", [64, 192])
+def test_attention_with_padding_keeps_finite_gradients(T: int) -> None:
+    """Scores far below zero, at lengths at which cuDNN's backward pass divides by nothing where a mask is given."""
+    mixer = tokmix.create("attention", 64, causal=False, max_len=T, heads=1).cuda().bfloat16()
+    with torch.no_grad():
+        for projection, sign in ((mixer.q, 1.0), (mixer.k, -1.0)):
+            projection.weight.mul_(0.05)
+            projection.bias.fill_(sign * 11.0)  # every score is about -121 * 64 / 8
+    x = tokens(2, T, 64, dtype=torch.bfloat16).cuda().requires_grad_()
+    mixer(x, Segments.from_lengths([T, T - 5], T, device="cuda")).float().square().sum().backward()
+    assert all(torch.isfinite(part.grad).all() for part in (x, *mixer.parameters()) if part.grad is not None)
+
+
 def test_generation_on_the_gpu() -> None:
     torch.manual_seed(0)
     config = tokmix.ModelConfig(
