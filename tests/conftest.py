@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 import tokmix
 from tokmix import mixer as registry
+
+if TYPE_CHECKING:
+    from tests.serving import Server
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -28,3 +33,29 @@ def clean_registry() -> Iterator[None]:
     yield
     registry._REGISTRY.clear()
     registry._REGISTRY.update(known)
+
+
+# --- the models of play and their servers: imported where they are used, as they need more than torch -----------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.serving import train_models
+
+    return train_models(tmp_path_factory.mktemp("play"))
+
+
+@pytest.fixture(scope="module")
+def films(folder: Path) -> Iterator[Server]:
+    from tests.serving import serve_films
+
+    with serve_films(folder) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def writer(folder: Path) -> Iterator[Server]:
+    from tests.serving import serve_writer
+
+    with serve_writer(folder) as server:
+        yield server

@@ -81,9 +81,15 @@ def test_another_setting_is_another_job(tmp_path: Path, here: None) -> None:
 
 
 def test_only_some_jobs(tmp_path: Path, here: None) -> None:
-    assert run([item()], tmp_path, data=None, workers=1, device="cpu", only=["sear*", "fin*"], say=lambda _: None)
+    assert run([item()], tmp_path, data=None, workers=1, device="cpu", only=["sear*"], say=lambda _: None)
+    assert run([item()], tmp_path, data=None, workers=1, device="cpu", only=["fin*"], say=lambda _: None)
     content = results.load(tmp_path / "made_up.json")
     assert [(one["key"], one["outcome"] is not None) for one in content["jobs"]] == [("search", True), ("other", False), ("final", True)]
+
+
+def test_a_name_that_no_job_has_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--only serch: no job has such a name by now .*, did you mean 'search'\?"):
+        run([item()], tmp_path, data=None, workers=1, device="cpu", only=["serch"], say=lambda _: None)
 
 
 def test_a_failure_is_an_outcome_in_one_line(tmp_path: Path, here: None) -> None:

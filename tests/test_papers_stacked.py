@@ -200,6 +200,7 @@ def test_members_may_drop_different_shares() -> None:
         assert float((part == 0).float().mean()) == pytest.approx(rate, abs=0.02)
         assert float(part.mean()) == pytest.approx(1.0, abs=0.05)
     assert torch.equal(dropouts.eval()(torch.ones(3, 2)), torch.ones(3, 2))
+    assert (dropouts.to(torch.bfloat16).kept / stacked_parts.WHOLE).tolist() == [1.0, 0.75, 0.25], "half precision changes no share"
 
 
 def test_only_models_of_one_shape_are_stacked() -> None:

@@ -20,7 +20,7 @@ if os.environ.get("CI") != "true":  # in CI a missing package is a failure, not 
 
 from tests import browser as browsers
 from tests.lab import settings, write_scores
-from tests.serving import GOOD, SHORT, Server, lines, serve_films, serve_writer, train_models
+from tests.serving import GOOD, SHORT, Server, lines
 from tokmix import Model, generate
 from tokmix.lab import modelfolder
 from tokmix.lab.generate import stream
@@ -29,24 +29,6 @@ from tokmix.lab.train import run as train
 from tokmix.play.app import _texts as texts_of
 from tokmix.play.ask import MAX_NEW, TEXT
 from tokmix.play.engine import MAP_TOKENS, Engine, attention_config
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_models(tmp_path_factory.mktemp("play"))
-
-
-@pytest.fixture(scope="module")
-def films(folder: Path) -> Iterator[Server]:
-    with serve_films(folder) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def writer(folder: Path) -> Iterator[Server]:
-    with serve_writer(folder) as server:
-        yield server
-
 
 # --- from the server ---------------------------------------------------------------------------------------------------------
 

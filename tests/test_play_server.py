@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ if os.environ.get("CI") != "true":  # in CI a missing package is a failure, not 
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
 
-from tests.serving import GOOD, Server, lines, serve_films, serve_writer, train_models
+from tests.serving import GOOD, Server, lines
 from tokmix.cli import main
 from tokmix.lab import modelfolder
 from tokmix.lab.predict import Predictor
@@ -33,23 +32,6 @@ from tokmix.play.engine import CONTEXT, MAP_SAMPLES, MAP_TOKENS, Engine
 from tokmix.play.server import is_local, listen
 
 REQUESTS, CLIENTS = 1000, 16
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_models(tmp_path_factory.mktemp("play"))
-
-
-@pytest.fixture(scope="module")
-def films(folder: Path) -> Iterator[Server]:
-    with serve_films(folder) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def writer(folder: Path) -> Iterator[Server]:
-    with serve_writer(folder) as server:
-        yield server
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------------------

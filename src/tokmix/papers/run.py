@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tokmix.bench.machine import code
+from tokmix.checks import nearest
 from tokmix.compare import pool
 from tokmix.lab.machine import machine, versions
 from tokmix.lab.meter import Meter
@@ -54,6 +55,7 @@ def run(
     began, meter = time.monotonic(), Meter(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     meter.start()
     crew = _Crew(items, out, data, quick, only, say)
+    crew.check_names()
     try:
         if todo := crew.new():
             devices, threads = pool.share_out(device, workers, len(todo))
@@ -80,6 +82,12 @@ class _Crew:
         self.handed: set[str] = set()  # files of jobs
         self.seconds: dict[str, float] = {}  # item -> of its jobs, in this call
         self.workers = self.told = 0
+
+    def check_names(self) -> None:
+        keys = [job.key for item in self.items for job in results.known(item, results.jobs_folder(self.out, item.name), self.quick)[0]]
+        for name in self.only:
+            if not any(fnmatchcase(key, name) for key in keys):
+                raise ValueError(f"--only {name}: no job has such a name by now (* stands for anything){nearest(name, keys)}")
 
     def left(self) -> list[tuple[Item, Job]]:
         """The jobs that could be done now, longest first."""

@@ -114,18 +114,25 @@ class Scores(nn.Module):
         return linear(x, weight)
 
 
+WHOLE = 2**24
+
+
 class Dropouts(nn.Module):
+    kept: Tensor
+
     def __init__(self, parts: Sequence[nn.Dropout], places: Places):
         super().__init__()
         self.rates = [part.p for part in parts]
+        # Shares that are kept, in whole numbers: a model in half precision would round them. Made here, and not at each step, whose
+        # recording may not fetch anything from the host.
+        self.register_buffer("kept", torch.tensor([round((1 - rate) * WHOLE) for rate in self.rates]))
 
     def forward(self, x: Tensor) -> Tensor:
         if len(set(self.rates)) == 1:
             return F.dropout(x, self.rates[0], self.training)
         if not self.training:
             return x
-        kept = 1 - torch.tensor(self.rates, device=x.device).repeat_interleave(len(x) // len(self.rates))
-        kept = kept.view(-1, *[1] * (x.dim() - 1))
+        kept = (self.kept / WHOLE).repeat_interleave(len(x) // len(self.rates)).view(-1, *[1] * (x.dim() - 1))
         return torch.where(torch.rand_like(x, dtype=torch.float32) < kept, x / kept.to(x.dtype), 0)
 
 
