@@ -143,6 +143,8 @@ def test_stripes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("e", "f", "r"), [(64, 256, 16), (32, 128, 16), (128, 512, 64), (24, 40, 5)], ids=str)
 def test_full_size(device: str, e: int, f: int, r: int, glu: bool, dtype: torch.dtype) -> None:
     """Tiles as large as they are; on a GPU alone."""
+    if dtype == torch.float32 and e > choice.WIDEST_FLOAT32[0]:
+        pytest.skip("in float32 such heads take plain torch: compiling would take minutes")
     check(draw(device, 2, 2, 333, e, f, r, glu, size=0.1), dtype)
 
 

@@ -15,11 +15,11 @@ from tests.papers_data import write_data
 from tokmix.model import Model, ModelConfig
 from tokmix.papers import page, results, rows, timing
 from tokmix.papers.claims import pack
-from tokmix.papers.hypermixer import cost, figure2, figure3, figure4, longdocs, paper, recipe, table1, table5, table6
+from tokmix.papers.hypermixer import cost, figure2, figure3, figure4, longdocs, paper, recipe, table1, table1_unit, table5, table6
 from tokmix.papers.item import Item
 from tokmix.papers.job import Context, Job
 
-SEARCHED = [table1.ITEM, table5.ITEM, table6.ITEM, figure3.ITEM, figure4.ITEM, cost.ITEM, longdocs.ITEM]
+SEARCHED = [table1.ITEM, table1_unit.ITEM, table5.ITEM, table6.ITEM, figure3.ITEM, figure4.ITEM, cost.ITEM, longdocs.ITEM]
 ITEMS = [*SEARCHED, figure2.ITEM]
 LEVEL = {"hypermixer": 0.80, "transformer": 0.75, "hypermixing": 0.9, "attention": 0.8}
 
@@ -62,7 +62,7 @@ def filled(item: Item, quick: bool = False) -> dict[str, Any]:
             "kind": job.kind,
             "spec": job.spec,
             "outcome": outcomes[job.key],
-            "measured": {"seconds": 2.0, "energy_joules": None},
+            "measured": {"seconds": 2.0, "energy_joules": None, "workers": 4},
         }
         for job in item.jobs(quick, outcomes)
     ]
@@ -177,7 +177,9 @@ def test_table1_says_what_the_runs_say() -> None:
     text = table1.ITEM.tables(filled(table1.ITEM))
     (line,) = [line for line in text.splitlines() if line.startswith("| HyperMixer, tied |") and "10.58 M" in line]
     assert "/ 66.2 (0.2)" in line and "/ 80.7 (0.8)" in line
-    assert "six models of the paper, seeds | 30 | 150 |" in text and "1.00 kWh" in text
+    assert "six models of the paper, seeds | 30 | 150 |" in text and "took 10.0 minutes, and 1.00 kWh" in text
+    killed = filled(table1.ITEM) | {"calls": [{"seconds": 1.0, "workers": 4, "energy_joules": 1.0}]}
+    assert "From first to last" not in table1.ITEM.tables(killed)  # it does not hold all of its jobs
     orders = next(line for line in text.splitlines() if line.startswith("| Linear Transformer | +"))
     assert orders.count("†") == 2, "on MNLI and SNLI the paper has the Linear Transformer ahead"
     assert orders.count("does not hold") == 2 and orders.count("**holds**") == 3

@@ -28,7 +28,7 @@ def spec(**others: object) -> dict[str, object]:
     model = {"stack": "hypermixing(norm='none')*1", "dim": 8, "max_len": 64, "layout": "serialized", "dropout": 0.1, "vocab": 300}
     members = [{"seed": 0, "lr": 1e-2}, {"seed": 1, "lr": 1e-2}]
     made = {"data": "sst2", "model": model, "members": members, "batch": 16, "epochs": 4, "warmup": 5, "clip": 1.0, "dev": 0.2}
-    return made | {"fraction": 1.0, "limit": 64, "score": "valid"} | others
+    return made | {"fraction": 1.0, "limit": 64, "score": "valid", "embedding": 0.5} | others
 
 
 @pytest.mark.parametrize("name", ["sst2", "snli"])
@@ -225,6 +225,14 @@ def test_a_model_of_the_ids_that_occur_is_the_whole_one(paper_data: Path) -> Non
     assert torch.equal(model.embedding.weight.grad[known], less.embedding.weight.grad)
     elsewhere = np.setdiff1d(np.arange(rows_data.VOCAB), known)
     assert not model.embedding.weight.grad[elsewhere].any()
+
+
+def test_small_weights_make_the_same_words() -> None:
+    config = ModelConfig(stack="hypermixing*1", dim=8, vocab=50, max_len=8, causal=False, head="classify", classes=2)
+    ids = torch.arange(24).view(3, 8)
+    small, unit = (rows._build(config, {"seed": 3}, embedding).eval() for embedding in (0.02, 1.0))
+    torch.testing.assert_close(small(ids), unit(ids))
+    assert small.embedding.weight.std() < 0.03 < 0.8 < unit.embedding.weight.std()
 
 
 def test_a_search_is_scored_on_what_is_held_out(paper_data: Path) -> None:

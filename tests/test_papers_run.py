@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tokmix.papers import job as jobs
 from tokmix.papers import results, worker
@@ -109,6 +110,16 @@ def test_a_call_shares_its_cost_among_its_items(tmp_path: Path, here: None) -> N
     run([item("one", value=1), item("two", value=2)], tmp_path, data=None, workers=1, device="cpu", say=lambda _: None)
     for name in ("one", "two"):
         assert results.load(tmp_path / f"{name}.json")["calls"][0]["seconds"] > 0
+
+
+def test_a_call_that_is_killed_has_told_what_it_took(tmp_path: Path, here: None) -> None:
+    run([item()], tmp_path, data=None, workers=1, device="cpu", only=["other"], say=lambda _: None)
+    killed = running._Book([item()], tmp_path, torch.device("cpu"))
+    for _ in range(2):
+        killed.add("made_up", 3.0)
+    results.collect(item(), tmp_path, False)
+    calls = results.load(tmp_path / "made_up.json")["calls"]
+    assert len(calls) == 2 and calls[1]["seconds"] > 0
 
 
 def test_what_another_item_has_done_is_taken_from_there(tmp_path: Path, here: None) -> None:

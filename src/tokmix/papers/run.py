@@ -17,6 +17,7 @@ import torch
 from tokmix.bench.machine import code
 from tokmix.checks import nearest
 from tokmix.compare import pool
+from tokmix.data.folder import write_text
 from tokmix.lab.machine import machine, versions
 from tokmix.lab.meter import Meter
 from tokmix.papers import results
@@ -52,24 +53,20 @@ def run(
 ) -> bool:
     """All jobs of all items, side by side; only: of those with such a name, * for anything. -> whether none is left to be done (some
     may have failed)."""
-    began, meter = time.monotonic(), Meter(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
-    meter.start()
-    crew = _Crew(items, out, data, quick, only, say)
+    book = _Book(items, out, torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    crew = _Crew(items, out, data, quick, only, say, book)
     crew.check_names()
     try:
         if todo := crew.new():
             devices, threads = pool.share_out(device, workers, len(todo))
-            crew.workers = len(devices)
+            book.workers = len(devices)
             say(f"{len(todo)} jobs, {len(devices)} at a time, on {', '.join(sorted(set(devices)))}")
             fed = _TimedPool(devices, threads, out / "workers.log", "tokmix.papers.worker")
-            fed.deadline = None if minutes is None else began + 60 * minutes
+            fed.deadline = None if minutes is None else book.began + 60 * minutes
             fed.run(todo, crew.report, crew.new)
     finally:
-        meter.stop()
-        whole = time.monotonic() - began
+        book.write()
         for item in items:
-            if item.name in crew.seconds:
-                _note_call(item, out, whole, crew.seconds, crew.workers, meter)
             results.collect(item, out, quick)
     return not crew.left()
 
@@ -77,11 +74,10 @@ def run(
 class _Crew:
     """Which jobs have been handed out, and what came back."""
 
-    def __init__(self, items: Sequence[Item], out: Path, data: Path | None, quick: bool, only: Sequence[str], say: Say):
-        self.items, self.out, self.data, self.quick, self.only, self.say = items, out, data, quick, only, say
+    def __init__(self, items: Sequence[Item], out: Path, data: Path | None, quick: bool, only: Sequence[str], say: Say, book: _Book):
+        self.items, self.out, self.data, self.quick, self.only, self.say, self.book = items, out, data, quick, only, say, book
         self.handed: set[str] = set()  # files of jobs
-        self.seconds: dict[str, float] = {}  # item -> of its jobs, in this call
-        self.workers = self.told = 0
+        self.told = 0
 
     def check_names(self) -> None:
         keys = [job.key for item in self.items for job in results.known(item, results.jobs_folder(self.out, item.name), self.quick)[0]]
@@ -113,7 +109,7 @@ class _Crew:
         if "seconds" not in answer:  # its process died
             self.say(f"{place}: {answer['error']}")
             return
-        self.seconds[task["item"]] = self.seconds.get(task["item"], 0.0) + answer["seconds"]
+        self.book.add(task["item"], answer["seconds"])
         self.say(f"{place}: {answer['error'] or 'done'} in {answer['seconds']:.1f} s")
         results.collect(next(item for item in self.items if item.name == task["item"]), self.out, self.quick)  # as far as it goes
 
@@ -130,17 +126,32 @@ def _told(arguments: Sequence[str]) -> str:
     return shlex.join(["tokmix", *("DIR" if last in ("--data", "--out") else one for last, one in zip(before, arguments, strict=False))])
 
 
-def _note_call(item: Item, out: Path, whole: float, done: dict[str, float], workers: int, meter: Meter) -> None:
-    """Several items in one call share its seconds and its energy by what their jobs took."""
-    share = done[item.name] / sum(done.values())
-    measured = meter.totals()
-    joules = measured["energy_joules"]
-    line = {
-        "command": _told(sys.argv[1:]), "seconds": share * whole, "workers": workers,
-        "energy_joules": None if joules is None else share * joules, "energy_source": measured["energy_source"],
-        "machine": machine(), "versions": versions(), "code": code(),
-    }  # fmt: skip
-    folder = results.jobs_folder(out, item.name)
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / results.CALLS, "a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+class _Book:
+    """What a call takes, told after every job: also of a call that is killed. Several items share its seconds and its energy by what
+    their jobs took."""
+
+    def __init__(self, items: Sequence[Item], out: Path, device: torch.device):
+        self.began, self.workers, self.meter = time.monotonic(), 0, Meter(device)
+        self.meter.start()
+        self.where = {"machine": machine(), "versions": versions(), "code": code()}
+        self.files = {item.name: results.jobs_folder(out, item.name) / results.CALLS for item in items}
+        self.before = {name: file.read_text(encoding="utf-8") if file.is_file() else "" for name, file in self.files.items()}
+        self.seconds: dict[str, float] = {}  # item -> of its jobs, in this call
+
+    def add(self, item: str, seconds: float) -> None:
+        self.seconds[item] = self.seconds.get(item, 0.0) + seconds
+        self.write()
+
+    def write(self) -> None:
+        self.meter.sample(now=True)
+        measured, whole = self.meter.totals(), time.monotonic() - self.began
+        joules = measured["energy_joules"]
+        for item, seconds in self.seconds.items():
+            share = seconds / sum(self.seconds.values())
+            line = {
+                "command": _told(sys.argv[1:]), "seconds": share * whole, "workers": self.workers,
+                "energy_joules": None if joules is None else share * joules, "energy_source": measured["energy_source"],
+                **self.where,
+            }  # fmt: skip
+            self.files[item].parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.files[item], self.before[item] + json.dumps(line) + "\n")

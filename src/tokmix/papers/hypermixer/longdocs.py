@@ -45,7 +45,7 @@ def _job(variant: str, limit: int, members: list[dict[str, Any]], quick: bool, n
     spec = {
         "data": "imdb", "model": VARIANTS[variant].model(quick) | {"max_len": limit}, "members": members[:2] if quick else members,
         "batch": BATCH, "epochs": EPOCHS, "warmup": recipe.WARMUP, "clip": recipe.CLIP, "dev": 0.05, "fraction": 1.0, "limit": limit,
-        "score": score,
+        "score": score, "embedding": recipe.EMBEDDING,
     }  # fmt: skip
     if quick:
         spec |= {"rows": 96, "batch": 16, "epochs": 1}

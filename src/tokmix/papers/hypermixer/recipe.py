@@ -7,6 +7,9 @@ these; what is held out also chooses the epoch; the figure is the accuracy on va
 
 Positions: the paper gives them to HyperMixing's hypernetworks alone, so there and in its ablations the embedding has none; the other
 models get a sinusoidal code with the embedding, as is usual.
+
+Words: the paper does not say how embeddings begin. At torch's default of 1 AdamW takes a thousand steps at 1e-3 to move one by its own
+size, and the models learn rows by heart instead of words (table1_unit.py). Ours begin as those of our language models do.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from tokmix.papers.item import Outcomes
 from tokmix.papers.job import Job
 
 LAYERS, DIM, HIDDEN, FEED_FORWARD, DROPOUT, LIMIT = 6, 256, 512, 512, 0.1, 128
-WARMUP, CLIP = 200, 1.0
+WARMUP, CLIP, EMBEDDING = 200, 1.0, 0.02
 SEARCH_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
 SHORTER, FINALISTS = 3, 3  # a search has so many times fewer epochs; rates that run for all of them
 
@@ -114,6 +117,7 @@ def spec(task: str, model: Mapping[str, Any], members: Sequence[Mapping[str, Any
         "fraction": 1.0,
         "limit": settings.limit,
         "score": "valid",
+        "embedding": EMBEDDING,
         **others,
     }
     return made | ({"rows": QUICK["rows"], "batch": QUICK["batch"], "epochs": 2, "dev": 0.2} if quick else {})
@@ -125,16 +129,16 @@ def job(key: str, made: dict[str, Any]) -> Job:
     return Job(key, "rows", made, weight=rows * settings.length * len(made["members"]) / 1e6)
 
 
-def search(task: str, variant: str, quick: bool) -> Job:
+def search(task: str, variant: str, quick: bool, **others: Any) -> Job:
     """Every learning rate of the grid, one seed, judged on what is held out."""
     rates = QUICK["rates"] if quick else paper.RATES
     short = -(-TASKS[task].epochs // SHORTER)
-    return _judged(f"{task}-{variant}-search", task, variant, rates, quick, epochs=short)  # type: ignore[arg-type]
+    return _judged(f"{task}-{variant}-search", task, variant, rates, quick, epochs=short, **others)  # type: ignore[arg-type]
 
 
-def finals(task: str, variant: str, rates: Sequence[float]) -> Job:
+def finals(task: str, variant: str, rates: Sequence[float], **others: Any) -> Job:
     """The same for all epochs."""
-    return _judged(f"{task}-{variant}-finals", task, variant, rates, False)
+    return _judged(f"{task}-{variant}-finals", task, variant, rates, False, **others)
 
 
 def _judged(key: str, task: str, variant: str, rates: Sequence[float], quick: bool, **others: Any) -> Job:
@@ -160,13 +164,13 @@ def best_rates(outcome: Mapping[str, Any] | None) -> list[float]:
     return [run["lr"] for run in sorted(found, key=lambda run: (-run["score"], -run["lr"]))]
 
 
-def looked(task: str, variant: str, quick: bool, outcomes: Outcomes) -> tuple[list[Job], float | None]:
+def looked(task: str, variant: str, quick: bool, outcomes: Outcomes, **others: Any) -> tuple[list[Job], float | None]:
     """The jobs that find a learning rate, as far as they can be named, and the rate, where they are done."""
-    first = search(task, variant, quick)
+    first = search(task, variant, quick, **others)
     rates = best_rates(outcomes.get(first.key))
     if quick or not rates:
         return [first], next(iter(rates), None)
-    second = finals(task, variant, rates[:FINALISTS])
+    second = finals(task, variant, rates[:FINALISTS], **others)
     return [first, second], best_rate(outcomes.get(second.key))
 
 
@@ -176,13 +180,13 @@ def chosen_rate(task: str, variant: str, outcomes: Outcomes) -> float | None:
     return runs[0]["lr"] if runs else best_rate(outcomes.get(f"{task}-{variant}-finals"))
 
 
-def searched(variants: Sequence[str], quick: bool, outcomes: Outcomes) -> list[Job]:
-    """The jobs of a table: the search of each cell, and the seeds where it is done."""
+def searched(variants: Sequence[str], quick: bool, outcomes: Outcomes, **others: Any) -> list[Job]:
+    """The jobs of a table: the search of each cell, and the seeds where it is done; others: what differs from each task's own settings."""
     jobs = []
     for task in tasks(quick):
         for variant in variants:
-            named, rate = looked(task, variant, quick, outcomes)
+            named, rate = looked(task, variant, quick, outcomes, **others)
             jobs += named
             if rate is not None:
-                jobs.append(seeds(task, variant, rate, quick))
+                jobs.append(seeds(task, variant, rate, quick, **others))
     return jobs

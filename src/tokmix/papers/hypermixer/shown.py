@@ -134,28 +134,36 @@ def _order(one: Verdict, behind: bool) -> str:
     return f"{PERCENT * ahead:+.1f}{'†' if behind else ''} **{one.word}** (p {chances or 'unknown'})"
 
 
+def _machine_seconds(jobs: Sequence[Mapping[str, Any]]) -> float:
+    return sum(job["measured"]["seconds"] / job["measured"]["workers"] for job in jobs)
+
+
+def _span(jobs: Sequence[Mapping[str, Any]]) -> str:
+    counts = [job["measured"]["workers"] for job in jobs]
+    return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
 def cost_note(results: Results, groups: Mapping[str, Callable[[Mapping[str, Any]], bool]]) -> str:
-    """Time of some groups of jobs. A call's seconds are those of the machine, in which several jobs run side by side."""
+    """Time of some groups of jobs. Those that run side by side share the machine: a job takes its seconds over how many they were."""
     done = [job for job in results["jobs"] if job["outcome"] is not None and "measured" in job and job["outcome"].get("tokens")]
     calls = results.get("calls") or []
     if not done or not calls:
         return ""
-    whole, wall = sum(job["measured"]["seconds"] for job in done), sum(call["seconds"] for call in calls)
     rows = []
     for title, belongs in groups.items():
         jobs = [job for job in done if belongs(job)]
-        seconds = sum(job["measured"]["seconds"] for job in jobs)
         runs = sum(len(job["outcome"]["runs"]) for job in jobs)
         tokens = sum(job["outcome"]["tokens"] * len(job["outcome"]["runs"]) for job in jobs)
-        machine = seconds / whole * wall
+        machine = _machine_seconds(jobs)
         rate = f"{tokens / machine / 1e6:.2f} M" if machine else ""
         rows.append([title, len(jobs), runs, f"{tokens / 1e6:,.0f} M", f"{machine / 60:.1f}", rate])
     device = sorted({str((job.get("machine") or {}).get("gpu") or (job.get("machine") or {}).get("cpu") or "?") for job in done})
-    joules = [call["energy_joules"] for call in calls]
-    energy = f" Energy of the card in all: {sum(joules) / 3.6e6:.2f} kWh." if all(value is not None for value in joules) else ""
-    at_once = max(call["workers"] for call in calls)
     note = (
-        f"Minutes of the machine ({', '.join(device)}), {at_once} jobs at a time, each training its runs side by side; "
-        "starting, recording and evaluating included. Tokens are without padding." + energy
+        f"Minutes of the machine ({', '.join(device)}): seconds of the jobs over how many ran at a time ({_span(done)}), each training its "
+        "runs side by side; compiling, recording and evaluating included. Tokens are without padding."
     )
+    if (wall := sum(call["seconds"] for call in calls)) >= _machine_seconds(done):  # else a call was killed before it could tell
+        joules = [call["energy_joules"] for call in calls]
+        energy = f", and {sum(joules) / 3.6e6:.2f} kWh of the card" if all(value is not None for value in joules) else ""
+        note += f" From first to last the calls took {wall / 60:.1f} minutes{energy}."
     return page.table(["", "jobs", "runs", "tokens trained on", "minutes", "tokens a second"], rows) + f"\n\n{note}"

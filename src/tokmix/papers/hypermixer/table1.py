@@ -4,7 +4,7 @@ appendix shows its baseline in a worse layout, and HyperMixing with four heads."
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,12 @@ VARIANTS = (*paper.TABLE_1, *OURS)
 OTHERS = tuple(name for name in VARIANTS if name not in ("hypermixer", "hypermixer-4heads"))
 
 
+def chosen(quick: bool) -> tuple[str, ...]:
+    return ("transformer", "hypermixer") if quick else VARIANTS
+
+
 def jobs(quick: bool, outcomes: Outcomes) -> list[Job]:
-    return recipe.searched(("transformer", "hypermixer") if quick else VARIANTS, quick, outcomes)
+    return recipe.searched(chosen(quick), quick, outcomes)
 
 
 def tables(content: Results) -> str:
@@ -84,7 +88,12 @@ def _floors(outcomes: Outcomes) -> str:
     return f"SST-2, where all of the training data is there: {'; '.join(told)}."
 
 
-def figures(content: Results, folder: Path) -> list[Path]:
+def drawn(name: str) -> Callable[[Results, Path], list[Path]]:
+    """Its figure, in a file of that name."""
+    return lambda content, folder: _figures(content, folder / f"{name}.svg")
+
+
+def _figures(content: Results, file: Path) -> list[Path]:
     outcomes = results.outcomes(content)
     values: dict[str, list[float | None]] = {}
     spread: dict[str, list[float]] = {}
@@ -96,7 +105,7 @@ def figures(content: Results, folder: Path) -> list[Path]:
     if not any(value is not None for row in values.values() for value in row):
         return []
     dots = draw.Dots([paper.TITLES[task] for task in paper.TASKS], values, "accuracy on validation data, %", spread)
-    return [draw.panels(folder / "table1.svg", [dots])]
+    return [draw.panels(file, [dots])]
 
 
-ITEM = Item("hypermixer", "table1", "Table 1: six models on five tasks, learning rates searched, five seeds", jobs, tables, figures)
+ITEM = Item("hypermixer", "table1", "Table 1: six models on five tasks, learning rates searched, five seeds", jobs, tables, drawn("table1"))
