@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokmix.ops.hyper_mix.reference import Net, merge_heads, split_heads
+from tokmix.ops.hyper_mix.reference import Net, merge_heads, per_head, split_heads
 from tokmix.ops.hyper_mix.reference import matmul_flops as textbook_flops
 
 
@@ -43,7 +43,7 @@ def _times(weights: Tensor, x: Tensor) -> Tensor:
 
 
 def _features(x: Tensor, net: Net) -> Tensor:
-    hidden = x @ net.inner
+    hidden = per_head(x, net.inner)
     return F.gelu(hidden if net.inner_bias is None else hidden + net.inner_bias[:, None])
 
 

@@ -34,12 +34,19 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
+def per_head(x: Tensor, weights: Tensor) -> Tensor:
+    """x [S, H, L, i] @ weights [H, i, o], as one product a head over all tokens: broadcasting would copy the weights S times, and make
+    their gradient for each sequence before it is summed."""
+    S, _, L, _ = x.shape
+    return torch.bmm(x.transpose(0, 1).flatten(1, 2), weights).unflatten(1, (S, L)).transpose(0, 1)
+
+
 def generate(x: Tensor, net: Net) -> Tensor:
     """Tokens [S, H, L, e] -> rows of weights [S, H, L, k]."""
-    hidden = x @ net.inner
+    hidden = per_head(x, net.inner)
     if net.inner_bias is not None:
         hidden = hidden + net.inner_bias[:, None]
-    rows = F.gelu(hidden) @ net.outer
+    rows = per_head(F.gelu(hidden), net.outer)
     return rows if net.outer_bias is None else rows + net.outer_bias[:, None]
 
 
