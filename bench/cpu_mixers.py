@@ -1,6 +1,6 @@
 """One CPU thread, float32, forward and backward with every gradient: how many times faster than attention a mixer is.
 
-    PYTHONPATH=src OMP_NUM_THREADS=1 python bench/cpu_mixers.py [--length 4096] [--width 512]
+    PYTHONPATH=src OMP_NUM_THREADS=1 python bench/cpu_mixers.py [--length 4096] [--width 512] [--rows 1]
 
 Attention is torch's SDPA with heads of 64 and its projections. Times are the least of several runs, in CPU time of this
 process, so that others on the machine matter less.
@@ -54,9 +54,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--rows", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    x = torch.randn(1, given.length, given.width, requires_grad=True)
+    x = torch.randn(given.rows, given.length, given.width, requires_grad=True)
     made: dict[str, tuple[bool, dict[str, Any]]] = {
         "hypermixing, heads of 64, tied": (False, {"heads": given.width // 64, "hidden": given.width}),
         "hypermixing, heads of 64, untied": (False, {"heads": given.width // 64, "hidden": given.width, "tied": False}),

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokmix.ops.dispatch import HAS_TRITON, autocast_dtype, forced, use_triton
-from tokmix.ops.hyper_mix import library, reassociated, reference, short_library, wide_library
+from tokmix.ops.hyper_mix import cached, library, reassociated, reference, short_library, wide_library
 from tokmix.ops.hyper_mix.reference import Net
 from tokmix.places import Chunks
 
@@ -94,12 +94,17 @@ def mix(
 
 
 def hyper_mix(queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_out: Net, scale: Tensor | None = None) -> Tensor:
-    """The reference's contract in plain torch: textbook or re-associated, whichever takes fewer operations."""
+    """The reference's contract in plain torch: textbook or re-associated, whichever takes fewer operations; textbook with short
+    sequences on a CPU a few at a time."""
     heads, inner, k = net_in.outer.shape
     shared = net_out is net_in and queries is keys
     sizes = (queries.shape[1], keys.shape[1], heads, net_in.inner.shape[1], k, shared, inner)
-    fewer = reassociated.pays(*sizes, gpu=queries.is_cuda)
-    return (reassociated if fewer else reference).hyper_mix(queries, keys, values, net_in, net_out, scale)
+    if reassociated.pays(*sizes, gpu=queries.is_cuda):
+        return reassociated.hyper_mix(queries, keys, values, net_in, net_out, scale)
+    w_in, w_out = reference.generate_both(queries, keys, net_in, net_out)
+    values = reference.split_heads(values, heads)
+    body = cached if cached.pays(w_in, values) and forced() != "reference" else reference
+    return reference.merge_heads(body.mix(w_in, w_out, values, scale))
 
 
 def matmul_flops(queries: int, keys: int, heads: int, e: int, k: int, shared: bool, inner: int, gpu: bool) -> int:

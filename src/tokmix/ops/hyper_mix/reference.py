@@ -50,6 +50,14 @@ def generate(x: Tensor, net: Net) -> Tensor:
     return rows if net.outer_bias is None else rows + net.outer_bias[:, None]
 
 
+def generate_both(queries: Tensor, keys: Tensor, net_in: Net, net_out: Net) -> tuple[Tensor, Tensor]:
+    """queries [S, L, d], keys [S, M, d] -> weights [S, H, M, k] that write the hidden state, [S, H, L, k] that read it."""
+    heads = net_in.inner.shape[0]
+    w_in = generate(split_heads(keys, heads), net_in)
+    shared = net_out is net_in and queries is keys
+    return w_in, w_in if shared else generate(split_heads(queries, heads), net_out)
+
+
 def mix(w_in: Tensor, w_out: Tensor, values: Tensor, scale: Tensor | None) -> Tensor:
     """w_in [S, H, M, k], w_out [S, H, L, k], values [S, H, M, e] (zero at padding) -> [S, H, L, e].
     scale [S, 1, 1, 1] multiplies the hidden state."""
@@ -62,11 +70,8 @@ def mix(w_in: Tensor, w_out: Tensor, values: Tensor, scale: Tensor | None) -> Te
 def hyper_mix(queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_out: Net, scale: Tensor | None = None) -> Tensor:
     """queries [S, L, d], keys and values [S, M, d] -> [S, L, d]. The values are zero at padding, so that padded
     tokens add nothing to the hidden state."""
-    heads = net_in.inner.shape[0]
-    w_in = generate(split_heads(keys, heads), net_in)
-    shared = net_out is net_in and queries is keys
-    w_out = w_in if shared else generate(split_heads(queries, heads), net_out)
-    return merge_heads(mix(w_in, w_out, split_heads(values, heads), scale))
+    w_in, w_out = generate_both(queries, keys, net_in, net_out)
+    return merge_heads(mix(w_in, w_out, split_heads(values, w_in.shape[1]), scale))
 
 
 def length_scale(counts: Tensor, e: int, power: float | None) -> Tensor:
