@@ -15,11 +15,11 @@ from tests.papers_data import write_data
 from tokmix.model import Model, ModelConfig
 from tokmix.papers import page, results, rows, timing
 from tokmix.papers.claims import pack
-from tokmix.papers.hypermixer import cost, figure2, figure3, figure4, longdocs, paper, recipe, table1, table1_unit, table5, table6
+from tokmix.papers.hypermixer import cost, figure2, figure3, figure4, longdocs, paper, recipe, table1, table5, table6
 from tokmix.papers.item import Item
 from tokmix.papers.job import Context, Job
 
-SEARCHED = [table1.ITEM, table1_unit.ITEM, table5.ITEM, table6.ITEM, figure3.ITEM, figure4.ITEM, cost.ITEM, longdocs.ITEM]
+SEARCHED = [table1.ITEM, table5.ITEM, table6.ITEM, figure3.ITEM, figure4.ITEM, cost.ITEM, longdocs.ITEM]
 ITEMS = [*SEARCHED, figure2.ITEM]
 LEVEL = {"hypermixer": 0.80, "transformer": 0.75, "hypermixing": 0.9, "attention": 0.8}
 
@@ -43,8 +43,8 @@ def made_up(job: Job) -> dict[str, Any]:
     for member in job.spec["members"]:
         right = chance.random(2000) < level - 0.02 * abs(np.log10(member["lr"] / 2e-4))
         score = float(right.mean())
-        runs.append({**member, "state": "finished", "score": score, "dev": score, "epoch": 1, "right": pack(right), "examples": 2000})
-    counts = {"train": round(1000 * job.spec["fraction"]), "dev": 100, "valid": 400, "cut": 3}
+        runs.append({**member, "state": "finished", "score": score, "dev": score, "right": pack(right), "examples": 2000})
+    counts = {"train": round(1000 * job.spec["fraction"]), "dev": 100, "pieces": 0, "valid": 400, "cut": 3}
     return {
         "runs": runs, "parameters": 10_582_530, "steps": 10, "tokens": 10**6, "columns": 10**6, "flops": 10**12, "rows": counts,
         "flops_row": 2.0 if "hyper" in job.key else 1.0, "chance": 0.5, "training_seconds": 3.0,
@@ -125,9 +125,19 @@ def test_a_search_comes_before_its_seeds() -> None:
     then = [job for job in table1.ITEM.jobs(False, outcomes) if job.key not in outcomes]
     assert len(then) == 8 * 5 - 1
     for job in then:
-        rate = recipe.best_rate(outcomes[job.key.replace("-seeds", "-finals")])
-        assert [member["lr"] for member in job.spec["members"]] == [rate] * 5
+        short, whole = (outcomes[job.key.replace("-seeds", phase)] for phase in ("-search", "-finals"))
+        epochs = recipe.TASKS[job.spec["data"]].epochs
+        choice = recipe.best([(-(-epochs // 3), short), (epochs, whole)])
+        assert [member["lr"] for member in job.spec["members"]] == [choice.rate] * 5 and job.spec["epochs"] == choice.epochs
+        assert job.spec["dev"] == 0 and job.spec["score"] == "valid", "on all of train"
         assert recipe.SEARCH_SEED not in [member["seed"] for member in job.spec["members"]]
+
+
+def test_the_best_run_decides_rate_and_epochs() -> None:
+    of = lambda *runs: {"runs": [{"lr": lr, "score": score, "state": state} for lr, score, state in runs]}
+    short = of((1e-3, 0.8, "finished"), (5e-4, 0.7, "finished"))
+    assert recipe.best([(2, short), (5, of((1e-3, 0.79, "finished"), (5e-4, 0.75, "finished")))]) == (1e-3, 2)
+    assert recipe.best([(2, short), (5, of((1e-3, 0.9, "diverged"), (5e-4, 0.8, "finished")))]) == (5e-4, 5), "the longer one"
 
 
 def test_items_share_the_jobs_they_have_in_common() -> None:
@@ -189,10 +199,10 @@ def test_table1_says_what_the_runs_say() -> None:
 def test_border_rates_are_marked() -> None:
     content = filled(table1.ITEM)
     for job in content["jobs"]:
-        if job["key"] == "sst2-gmlp-seeds":
-            job["outcome"]["runs"][0]["lr"] = 1e-3  # the largest
+        if job["key"] == "sst2-gmlp-search":
+            next(run for run in job["outcome"]["runs"] if run["lr"] == 1e-3)["score"] = 1.0  # the largest
     text = table1.ITEM.tables(content)
-    assert re.search(r"\| gMLP \|.*1e-3\\\*", text) and "at the border of the grid" in text
+    assert re.search(r"\| gMLP \|.*1e-3\\\* \(2\)", text) and "at the border of the grid" in text
 
 
 def test_rows_to_reach_an_accuracy() -> None:
@@ -239,7 +249,7 @@ def test_a_quick_item_from_data_to_table(paper_data: Path) -> None:
         outcomes |= {job.key: small(job, paper_data) for job in new}
     assert len(outcomes) == 2 * 2 * 2
     records = [{"key": key, "kind": "rows", "spec": {}, "outcome": outcome} for key, outcome in outcomes.items()]
-    text = item.tables({"jobs": records, "calls": []})
+    text = item.tables({"jobs": records, "calls": [], "quick": True})
     line = next(line for line in text.splitlines() if line.startswith("| HyperMixer, tied |"))
     assert len(re.findall(r"\d+\.\d \(\d+\.\d\) /", line)) == 2 and line.count(f"{page.NOT_RUN} /") == 3
 

@@ -27,7 +27,8 @@ def paper_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spec(**others: object) -> dict[str, object]:
     model = {"stack": "hypermixing(norm='none')*1", "dim": 8, "max_len": 64, "layout": "serialized", "dropout": 0.1, "vocab": 300}
     members = [{"seed": 0, "lr": 1e-2}, {"seed": 1, "lr": 1e-2}]
-    made = {"data": "sst2", "model": model, "members": members, "batch": 16, "epochs": 4, "warmup": 5, "clip": 1.0, "dev": 0.2}
+    made = {"data": "sst2", "model": model, "members": members, "batch": 16, "epochs": 8, "warmup": 5, "clip": 1.0, "dev": 0.2}
+    made |= {"schedule": "cosine"}
     return made | {"fraction": 1.0, "limit": 64, "score": "valid", "embedding": 0.5} | others
 
 
@@ -176,15 +177,23 @@ def test_a_job_learns_and_says_what_it_did(paper_data: Path) -> None:
     outcome = rows.run(spec(), Context(torch.device("cpu"), paper_data, lambda text: None))
     json.dumps(outcome)
     assert sum(outcome["rows"][part] for part in ("train", "dev", "pieces")) == 300 and outcome["rows"]["valid"] == 60
-    assert outcome["steps"] == 4 * -(-outcome["rows"]["train"] // 16) and outcome["columns"] > outcome["tokens"] > 0
+    assert outcome["steps"] == 8 * -(-outcome["rows"]["train"] // 16) and outcome["columns"] > outcome["tokens"] > 0
     for run in outcome["runs"]:
-        assert run["state"] == "finished" and len(run["dev_curve"]) == 4
-        assert run["dev"] == max(run["dev_curve"]) == run["dev_curve"][run["epoch"] - 1]
+        assert run["state"] == "finished" and len(run["dev_curve"]) == 8
+        assert run["dev"] == run["dev_curve"][-1]
         assert run["score"] == pytest.approx(unpack(run["right"], run["examples"]).mean())
         assert run["score"] > 0.8, "the last word tells it"
         assert run["loss_curve"][-1] < run["loss_curve"][0]
     again = rows.run(spec(), Context(torch.device("cpu"), paper_data, lambda text: None))
     assert [run["dev_curve"] for run in again["runs"]] == [run["dev_curve"] for run in outcome["runs"]]
+
+
+def test_all_of_train_may_be_learned_from(paper_data: Path) -> None:
+    outcome = rows.run(spec(dev=0.0, epochs=1), Context(torch.device("cpu"), paper_data, lambda text: None))
+    assert [outcome["rows"][part] for part in ("train", "dev", "pieces", "valid")] == [300, 0, 0, 60]
+    assert all(run["dev"] is None and run["examples"] == 60 for run in outcome["runs"])
+    with pytest.raises(ValueError, match=r"sst2: dev=0.0 holds out none of 300 rows"):
+        rows.run(spec(dev=0.0, score="dev"), Context(torch.device("cpu"), paper_data, lambda text: None))
 
 
 def test_nothing_held_out_is_trained_on(paper_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

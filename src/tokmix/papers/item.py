@@ -16,7 +16,7 @@ Results = dict[str, Any]  # a results file (results.py)
 
 # paper -> the modules that hold its items, as ITEM or ITEMS, in the order they are listed.
 PAPERS = {
-    "hypermixer": ["table1", "table1_unit", "table5", "table6", "figure2", "figure3", "figure4", "figure5", "cost", "longdocs"],
+    "hypermixer": ["table1", "table5", "table6", "figure2", "figure3", "figure4", "figure5", "cost", "longdocs"],
     "hsm": ["items"],
     "hypermlp": ["mad", "recall", "lm"],
     "beyond": ["causal"],

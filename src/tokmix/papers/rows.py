@@ -1,14 +1,13 @@
 """Jobs of kind "rows": one model on one table of labelled texts, its members differing in seed, learning rate or dropout.
 
     spec   data       the table's name                          model     fields of ModelConfig; classes come from the table
-           members    [{seed, lr, dropout?}, ...]               score     "valid": at the epoch that the held-out rows choose;
-           batch, epochs, warmup (steps), clip                            "dev": those held-out rows themselves (a search)
+           members    [{seed, lr, dropout?}, ...]               batch, epochs, warmup (steps), clip, schedule (fleet.py)
            dev        share of train that is held out           fraction  of the rest that is learned from
-           limit      tokens a row has at most                  rows      at most so many rows of each split (small versions)
-           embedding  the words' weights begin with this standard deviation, and are multiplied by its inverse: their
-                      vectors begin at scale 1, and the smaller it is, the faster AdamW moves them
+           limit      tokens a row has at most                  score     "dev", what is held out (a search), or "valid"
+           embedding  the words' weights begin with this        rows      at most so many rows of each split (small versions)
+                      standard deviation, times its inverse: their vectors begin at scale 1, and AdamW moves them faster
 
-What is held out decides learning rate and epoch; the figure of a run is its accuracy on valid at that epoch, which nothing was chosen by.
+No epoch is chosen: the figure of a run is its accuracy after the last step. Valid is read once, and nothing is chosen by it.
 """
 
 from __future__ import annotations
@@ -80,24 +79,24 @@ class Split:
 
 @dataclass
 class Tally:
-    """How a member fares, epoch by epoch."""
+    """How a member fares, epoch by epoch. right: which rows of the split that is scored are, after the last step."""
 
     chance: float
     dev: list[float | None] = field(default_factory=list)
     loss: list[float | None] = field(default_factory=list)
-    best: int | None = None  # epoch, from 1
-    right: np.ndarray | None = None  # on valid, at the best epoch
-    final: float | None = None
+    right: np.ndarray | None = None
 
-    def record(self, member: dict[str, Any], on_dev: bool) -> dict[str, Any]:
-        sound = self.dev[-1] is not None
-        told: dict[str, Any] = {**member, "state": "finished" if sound else "diverged", "epoch": self.best}
-        told |= {"dev": self.dev[self.best - 1] if self.best else self.chance, "dev_curve": self.dev, "loss_curve": self.loss}
-        if on_dev:
-            return told | {"score": told["dev"]}
+    def record(self, member: dict[str, Any], compared: bool) -> dict[str, Any]:
+        """compared: row by row with other models, so that all of them are told."""
+        told = {**member, "dev": self.dev[-1] if self.dev else None, "dev_curve": self.dev, "loss_curve": self.loss}
         if self.right is None:
-            return told | {"score": self.chance, "error": "no epoch gave finite outputs: it scores the commonest class"}
-        return told | {"score": float(self.right.mean()), "final": self.final, "right": pack(self.right), "examples": len(self.right)}
+            return told | {
+                "state": "diverged",
+                "score": self.chance,
+                "error": "outputs are not finite: it scores the commonest class",
+            }
+        told |= {"state": "finished", "score": float(self.right.mean())}
+        return told | ({"right": pack(self.right), "examples": len(self.right)} if compared else {})
 
 
 def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -112,14 +111,15 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
         Split(texts, chosen[:most], known, limit, device)
         for texts, chosen in ((table.train, learned), (table.train, aside), (table.valid, every))
     )
-    if not len(dev):
+    scored = {"dev": dev, "valid": valid}[spec["score"]]
+    if not len(scored):
         raise ValueError(f"{spec['data']}: dev={spec['dev']} holds out none of {len(table.train)} rows")
     members, config = spec["members"], _config(spec, table)
     wide = rows_plan.widths(train.host_lengths, BUCKETS)
     per_epoch = sum(rows_plan.batch_counts(train.host_lengths, wide, spec["batch"]))
     steps = per_epoch * spec["epochs"]
     # A small part of a table has few steps: the rate still rises in the first fifth of them at most.
-    recipe = fleet.Recipe(steps, warmup=min(spec["warmup"], steps // 5), clip=spec["clip"])
+    recipe = fleet.Recipe(steps, warmup=min(spec["warmup"], steps // 5), clip=spec["clip"], schedule=spec["schedule"])
     models = [_build(config, member, spec["embedding"]) for member in members]
     flops, parameters = _flops(models[0], train.host_lengths), models[0].parameter_count()
     for model in models:
@@ -134,9 +134,13 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     def report(step: int, losses: list[float]) -> None:
         nonlocal evaluating
         begin = time.perf_counter()
-        last = step == steps
         for tally, one, loss in zip(tallies, models, losses, strict=True):
-            _score(tally, one, loss, dev, valid if spec["score"] == "valid" else None, recipe.precision, last)
+            tally.loss.append(loss if math.isfinite(loss) else None)  # JSON knows no NaN
+            right = dev.right(one, recipe.precision) if len(dev) else None
+            if len(dev):
+                tally.dev.append(None if right is None else float(right.mean()))
+            if step == steps:
+                tally.right = right if scored is dev else valid.right(one, recipe.precision)
         evaluating += time.perf_counter() - begin
 
     begin = time.perf_counter()
@@ -153,7 +157,7 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     training = time.perf_counter() - begin - evaluating
     return {
         "runs": [
-            tally.record(member, spec["score"] == "dev") | {"left_out": steps_lost}
+            tally.record(member, scored is valid) | {"left_out": steps_lost}
             for tally, member, steps_lost in zip(tallies, members, left_out, strict=True)
         ],
         "data": table.sources,
@@ -204,25 +208,6 @@ def _batches(lengths: np.ndarray, wide: Sequence[int], spec: dict[str, Any], cou
             counted["tokens"] += int(lengths[index[0]].sum())
             counted["columns"] += width * index.shape[1]
             yield width, torch.from_numpy(index)
-
-
-def _score(tally: Tally, model: Model, loss: float, dev: Split, valid: Split | None, precision: str, last: bool) -> None:
-    right = dev.right(model, precision)
-    tally.dev.append(None if right is None else float(right.mean()))
-    tally.loss.append(loss if math.isfinite(loss) else None)  # JSON knows no NaN
-    if right is None:
-        return
-    best = -1.0 if tally.best is None else tally.dev[tally.best - 1]
-    assert best is not None and tally.dev[-1] is not None
-    improved = tally.dev[-1] > best
-    if improved:
-        tally.best = len(tally.dev)
-    if valid is None or not (improved or last):
-        return
-    shown = valid.right(model, precision)
-    tally.final = float(shown.mean()) if last and shown is not None else None
-    if improved and shown is not None:
-        tally.right = shown
 
 
 def _flops(model: Model, lengths: np.ndarray) -> int:

@@ -1,5 +1,5 @@
-"""Figure 3: HyperMixer against the Transformer with less and less training data. Learning rates are those that Table 1's search found with
-all of it; a small part is seen more often, so that a model gets enough steps to learn at all (the paper does not say what it did)."""
+"""Figure 3: HyperMixer against the Transformer with less and less training data. Rates and epochs are those that Table 1's search found
+with all of it; a small part is seen more often, so that a model gets enough steps to learn at all (the paper does not say what it did)."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def jobs(quick: bool, outcomes: Outcomes) -> list[Job]:
 
 def curve(task: str, variant: str, quick: bool, outcomes: Outcomes) -> list[Job]:
     """A search and a point with all of the data, both Table 1's own; then the smaller parts."""
-    found, rate = recipe.looked(task, variant, quick, outcomes)
-    if rate is None:
+    found, choice = recipe.looked(task, variant, quick, outcomes)
+    if choice is None:
         return found
-    found.append(recipe.seeds(task, variant, rate, quick))
+    found.append(recipe.seeds(task, variant, choice, quick))
     for fraction in (0.5,) if quick else paper.FRACTIONS[:-1]:
-        epochs = round(recipe.TASKS[task].epochs * min(1 / fraction, MOST))
-        part = recipe.seeds(task, variant, rate, quick, SEEDS, fraction=fraction, epochs=epochs)
+        epochs = round(choice.epochs * min(1 / fraction, MOST))
+        part = recipe.seeds(task, variant, choice, quick, SEEDS, fraction=fraction, epochs=epochs)
         found.append(Job(key(task, variant, fraction), part.kind, part.spec, part.weight))
     return found
 

@@ -44,8 +44,8 @@ def key(variant: str, limit: int) -> str:
 def _job(variant: str, limit: int, members: list[dict[str, Any]], quick: bool, name: str, score: str) -> Job:
     spec = {
         "data": "imdb", "model": VARIANTS[variant].model(quick) | {"max_len": limit}, "members": members[:2] if quick else members,
-        "batch": BATCH, "epochs": EPOCHS, "warmup": recipe.WARMUP, "clip": recipe.CLIP, "dev": 0.05, "fraction": 1.0, "limit": limit,
-        "score": score, "embedding": recipe.EMBEDDING,
+        "batch": BATCH, "epochs": EPOCHS, "warmup": recipe.WARMUP, "clip": recipe.CLIP, "schedule": "cosine",
+        "dev": 0.05 if score == "dev" else 0.0, "fraction": 1.0, "limit": limit, "score": score, "embedding": recipe.EMBEDDING,
     }  # fmt: skip
     if quick:
         spec |= {"rows": 96, "batch": 16, "epochs": 1}

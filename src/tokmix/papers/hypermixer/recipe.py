@@ -1,22 +1,23 @@
 """The models of the paper and how they are trained here: all that Tables 1, 5, 6 and Figures 3, 4 share.
 
-The paper does not state batch, epochs, stopping or the longest text; those below are ours, the same for every model of a task. A search
-tries the paper's seven learning rates with one seed and a third of the epochs, and is judged on rows of train that were held out. A short
-run favours high rates, some of which diverge later, so the best three of them run again for all epochs. Fresh seeds run at the best of
-these; what is held out also chooses the epoch; the figure is the accuracy on valid there.
+The paper does not state batch, epochs, stopping, schedule or the longest text; those below are ours, the same for every model of a task.
+The rate falls to zero along a cosine, so that no epoch has to be chosen. A search tries the paper's seven learning rates with one seed
+and a third of the epochs, and is judged on rows of train that were held out. A short run favours high rates, so the best three of them run
+again for all epochs. At rate and epochs of the best of all these runs fresh seeds learn from all of train; the figure is the accuracy on
+valid.
 
 Positions: the paper gives them to HyperMixing's hypernetworks alone, so there and in its ablations the embedding has none; the other
 models get a sinusoidal code with the embedding, as is usual.
 
 Words: the paper does not say how embeddings begin. At torch's default of 1 AdamW takes a thousand steps at 1e-3 to move one by its own
-size, and the models learn rows by heart instead of words (table1_unit.py). Ours begin as those of our language models do.
+size, and the models learn rows by heart instead of words (docs/log.md). Ours begin as those of our language models do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokmix.papers.hypermixer import paper
 from tokmix.papers.item import Outcomes
@@ -102,6 +103,10 @@ def tasks(quick: bool) -> tuple[str, ...]:
     return QUICK["tasks"] if quick else paper.TASKS  # type: ignore[return-value]
 
 
+def held_out(task: str, quick: bool) -> float:
+    return 0.2 if quick else TASKS[task].dev
+
+
 def spec(task: str, model: Mapping[str, Any], members: Sequence[Mapping[str, Any]], quick: bool, **others: Any) -> dict[str, Any]:
     """Of a job of kind "rows"; others: what differs from the task's own settings."""
     settings = TASKS[task]
@@ -113,14 +118,15 @@ def spec(task: str, model: Mapping[str, Any], members: Sequence[Mapping[str, Any
         "epochs": settings.epochs,
         "warmup": WARMUP,
         "clip": CLIP,
-        "dev": settings.dev,
+        "schedule": "cosine",
+        "dev": 0.0,
         "fraction": 1.0,
         "limit": settings.limit,
         "score": "valid",
         "embedding": EMBEDDING,
         **others,
     }
-    return made | ({"rows": QUICK["rows"], "batch": QUICK["batch"], "epochs": 2, "dev": 0.2} if quick else {})
+    return made | ({"rows": QUICK["rows"], "batch": QUICK["batch"], "epochs": 2} if quick else {})
 
 
 def job(key: str, made: dict[str, Any]) -> Job:
@@ -129,28 +135,36 @@ def job(key: str, made: dict[str, Any]) -> Job:
     return Job(key, "rows", made, weight=rows * settings.length * len(made["members"]) / 1e6)
 
 
-def search(task: str, variant: str, quick: bool, **others: Any) -> Job:
+def search(task: str, variant: str, quick: bool) -> Job:
     """Every learning rate of the grid, one seed, judged on what is held out."""
     rates = QUICK["rates"] if quick else paper.RATES
     short = -(-TASKS[task].epochs // SHORTER)
-    return _judged(f"{task}-{variant}-search", task, variant, rates, quick, epochs=short, **others)  # type: ignore[arg-type]
+    return _judged(f"{task}-{variant}-search", task, variant, rates, quick, epochs=short)  # type: ignore[arg-type]
 
 
-def finals(task: str, variant: str, rates: Sequence[float], **others: Any) -> Job:
+def finals(task: str, variant: str, rates: Sequence[float]) -> Job:
     """The same for all epochs."""
-    return _judged(f"{task}-{variant}-finals", task, variant, rates, False, **others)
+    return _judged(f"{task}-{variant}-finals", task, variant, rates, False)
 
 
 def _judged(key: str, task: str, variant: str, rates: Sequence[float], quick: bool, **others: Any) -> Job:
     members = [{"seed": SEARCH_SEED, "lr": rate} for rate in rates]
-    return job(key, spec(task, VARIANTS[variant].model(quick), members, quick, score="dev", **others))
+    return job(key, spec(task, VARIANTS[variant].model(quick), members, quick, score="dev", dev=held_out(task, quick), **others))
 
 
-def seeds(task: str, variant: str, rate: float, quick: bool, count: int | None = None, **others: Any) -> Job:
-    """Fresh seeds at one learning rate."""
+class Choice(NamedTuple):
+    """What a search found."""
+
+    rate: float
+    epochs: int
+
+
+def seeds(task: str, variant: str, choice: Choice, quick: bool, count: int | None = None, **others: Any) -> Job:
+    """Fresh seeds at one learning rate, on all of train."""
     chosen = (QUICK["seeds"] if quick else SEEDS)[:count]  # type: ignore[index]
-    members = [{"seed": seed, "lr": rate} for seed in chosen]
-    return job(f"{task}-{variant}-seeds", spec(task, VARIANTS[variant].model(quick), members, quick, **others))
+    members = [{"seed": seed, "lr": choice.rate} for seed in chosen]
+    made = spec(task, VARIANTS[variant].model(quick), members, quick, **{"epochs": choice.epochs, **others})
+    return job(f"{task}-{variant}-seeds", made)
 
 
 def best_rate(outcome: Mapping[str, Any] | None) -> float | None:
@@ -164,29 +178,30 @@ def best_rates(outcome: Mapping[str, Any] | None) -> list[float]:
     return [run["lr"] for run in sorted(found, key=lambda run: (-run["score"], -run["lr"]))]
 
 
-def looked(task: str, variant: str, quick: bool, outcomes: Outcomes, **others: Any) -> tuple[list[Job], float | None]:
-    """The jobs that find a learning rate, as far as they can be named, and the rate, where they are done."""
-    first = search(task, variant, quick, **others)
-    rates = best_rates(outcomes.get(first.key))
-    if quick or not rates:
-        return [first], next(iter(rates), None)
-    second = finals(task, variant, rates[:FINALISTS], **others)
-    return [first, second], best_rate(outcomes.get(second.key))
+def looked(task: str, variant: str, quick: bool, outcomes: Outcomes) -> tuple[list[Job], Choice | None]:
+    """The jobs of a search, as far as they can be named, and what it found, where they are done."""
+    jobs = [search(task, variant, quick)]
+    rates = best_rates(outcomes.get(jobs[0].key))
+    if rates and not quick:
+        jobs.append(finals(task, variant, rates[:FINALISTS]))
+    done = [job for job in jobs if best_rates(outcomes.get(job.key))]
+    return jobs, best([(job.spec["epochs"], outcomes[job.key]) for job in jobs]) if len(done) == len(jobs) else None
 
 
-def chosen_rate(task: str, variant: str, outcomes: Outcomes) -> float | None:
-    """That the seeds have, or will have."""
-    runs = (outcomes.get(f"{task}-{variant}-seeds") or {}).get("runs")
-    return runs[0]["lr"] if runs else best_rate(outcomes.get(f"{task}-{variant}-finals"))
+def best(found: Sequence[tuple[int, Mapping[str, Any]]]) -> Choice:
+    """Of runs of some numbers of epochs; the longer one where two are equal, then the larger rate."""
+    runs = [(run["score"], epochs, run["lr"]) for epochs, outcome in found for run in outcome["runs"] if run["state"] == "finished"]
+    _, epochs, rate = max(runs)
+    return Choice(rate, epochs)
 
 
-def searched(variants: Sequence[str], quick: bool, outcomes: Outcomes, **others: Any) -> list[Job]:
-    """The jobs of a table: the search of each cell, and the seeds where it is done; others: what differs from each task's own settings."""
+def searched(variants: Sequence[str], quick: bool, outcomes: Outcomes) -> list[Job]:
+    """The jobs of a table: the search of each cell, and the seeds where it is done."""
     jobs = []
     for task in tasks(quick):
         for variant in variants:
-            named, rate = looked(task, variant, quick, outcomes, **others)
+            named, choice = looked(task, variant, quick, outcomes)
             jobs += named
-            if rate is not None:
-                jobs.append(seeds(task, variant, rate, quick, **others))
+            if choice is not None:
+                jobs.append(seeds(task, variant, choice, quick))
     return jobs

@@ -12,6 +12,7 @@ from tokmix.papers.hypermixer import paper, recipe
 from tokmix.papers.item import Outcomes, Results
 
 PERCENT = 100.0
+BORDER = "\\*"
 
 
 def seed_runs(outcomes: Outcomes, task: str, variant: str) -> list[Run]:
@@ -43,27 +44,38 @@ def average(outcomes: Outcomes, variant: str) -> str:
     return f"{PERCENT * statistics.fmean(means):.1f}" if len(means) == len(paper.TASKS) else page.NOT_RUN
 
 
-def rates(outcomes: Outcomes, variants: Sequence[str]) -> str:
-    """The chosen learning rates; * where it lies at the border of the grid."""
+def rates(outcomes: Outcomes, variants: Sequence[str], quick: bool) -> str:
+    """The chosen learning rates and epochs; * where a rate lies at the border of the grid."""
     rows = []
     for variant in variants:
         cells = []
         for place, task in enumerate(paper.TASKS):
-            rate, known = recipe.chosen_rate(task, variant, outcomes), paper.TABLE_3.get(variant)
-            ours = page.NOT_RUN if rate is None else f"{rate:.0e}".replace("e-0", "e-") + ("\\*" if border(outcomes, task, variant) else "")
-            cells.append(ours if known is None else f"{ours} / {known[place]:.0e}".replace("e-0", "e-"))
+            known = paper.TABLE_3.get(variant)
+            ours = _chosen(outcomes, task, variant, quick)
+            cells.append(ours if known is None else f"{ours} / {_rate(known[place])}")
         rows.append([recipe.VARIANTS[variant].title, *cells])
-    return page.table(["learning rate, ours / paper", *(paper.TITLES[task] for task in paper.TASKS)], rows)
+    return page.table(["learning rate (epochs), ours / paper", *(paper.TITLES[task] for task in paper.TASKS)], rows)
 
 
-def border_note(outcomes: Outcomes, variants: Sequence[str]) -> str:
-    any_border = any(border(outcomes, task, variant) for task in paper.TASKS for variant in variants)
-    return "\\* at the border of the grid: a better rate may lie beyond it." if any_border else ""
+def _chosen(outcomes: Outcomes, task: str, variant: str, quick: bool) -> str:
+    choice = recipe.looked(task, variant, quick, outcomes)[1]
+    if choice is None:
+        return page.NOT_RUN
+    return f"{_rate(choice.rate)}{BORDER if _at_border(outcomes, task, variant, choice) else ''} ({choice.epochs})"
 
 
-def border(outcomes: Outcomes, task: str, variant: str) -> bool:
-    tried = [run["lr"] for run in page.runs(outcomes.get(f"{task}-{variant}-search"))]
-    return recipe.chosen_rate(task, variant, outcomes) in (min(tried), max(tried)) if tried else False
+def _rate(rate: float) -> str:
+    return f"{rate:.0e}".replace("e-0", "e-")
+
+
+def _at_border(outcomes: Outcomes, task: str, variant: str, choice: recipe.Choice) -> bool:
+    tried = [run["lr"] for run in page.runs(outcomes[f"{task}-{variant}-search"])]
+    return choice.rate in (min(tried), max(tried))
+
+
+def border_note(table: str) -> str:
+    """For a table of rates."""
+    return f"{BORDER} at the border of the grid: a better rate may lie beyond it." if BORDER in table else ""
 
 
 def search_table(outcomes: Outcomes, variants: Sequence[str]) -> str:
@@ -77,7 +89,7 @@ def search_table(outcomes: Outcomes, variants: Sequence[str]) -> str:
             )
             cells = [_dev(short.get(rate)) + (f", then {_dev(whole[rate])}" if rate in whole else "") for rate in tried]
             rows.append([recipe.VARIANTS[variant].title, paper.TITLES[task], *cells])
-    heads = ["model", "task", *(f"{rate:.0e}".replace("e-0", "e-") for rate in tried)]
+    heads = ["model", "task", *(_rate(rate) for rate in tried)]
     summary = "<summary>The search: accuracy on held-out rows of train by learning rate, after a third of the epochs, then all</summary>"
     return f"<details>{summary}\n\n{page.table(heads, rows)}\n\n</details>"
 
@@ -89,17 +101,17 @@ def _dev(run: Run | None) -> str:
 
 
 def data_note(outcomes: Outcomes) -> str:
-    """Which part of each task there was."""
+    """Which part of each task there was, and how much of it searches held out."""
     told = []
     for task in paper.TASKS:
-        rows = next((one["rows"] for key, one in outcomes.items() if key.startswith(f"{task}-") and "rows" in one), None)
-        if rows is not None:
-            pieces = rows.get("pieces", 0)
-            whole, ours = paper.TRAIN_ROWS[task], rows["train"] + rows["dev"] + pieces
+        found = [one["rows"] for key, one in outcomes.items() if key.startswith(f"{task}-") and "rows" in one]
+        if found:
+            rows = max(found, key=lambda one: int(one["dev"]))
+            whole, ours = paper.TRAIN_ROWS[task], rows["train"] + rows["dev"] + rows["pieces"]
             part = "complete" if ours >= whole else f"a part: {PERCENT * ours / whole:.0f} % of the paper's"
+            pieces = f" with {rows['pieces']:,} pieces of them" if rows["pieces"] else ""
             told.append(
-                f"{paper.TITLES[task]} {rows['train']:,} rows to learn from and {rows['dev']:,} held out"
-                f"{f' with {pieces:,} pieces of them' if pieces else ''} ({part}), "
+                f"{paper.TITLES[task]} {ours:,} rows to learn from ({part}), of which searches hold out {rows['dev']:,}{pieces}, "
                 f"valid {rows['valid']:,}, {rows['cut']:,} cut at {recipe.TASKS[task].limit} tokens"
             )
     return f"Data: {'; '.join(told)}." if told else ""

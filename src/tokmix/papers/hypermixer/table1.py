@@ -4,7 +4,7 @@ appendix shows its baseline in a worse layout, and HyperMixing with four heads."
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,13 @@ VARIANTS = (*paper.TABLE_1, *OURS)
 OTHERS = tuple(name for name in VARIANTS if name not in ("hypermixer", "hypermixer-4heads"))
 
 
-def chosen(quick: bool) -> tuple[str, ...]:
-    return ("transformer", "hypermixer") if quick else VARIANTS
-
-
 def jobs(quick: bool, outcomes: Outcomes) -> list[Job]:
-    return recipe.searched(chosen(quick), quick, outcomes)
+    return recipe.searched(("transformer", "hypermixer") if quick else VARIANTS, quick, outcomes)
 
 
 def tables(content: Results) -> str:
     outcomes = results.outcomes(content)
+    rates = shown.rates(outcomes, VARIANTS, bool(content["quick"]))
     parts = [
         "Accuracy on validation data in %, mean (standard deviation) of our seeds / of the paper's ten.",
         shown.accuracies(outcomes, VARIANTS, _theirs),
@@ -36,8 +33,8 @@ def tables(content: Results) -> str:
         "holds. p: paired t over seeds, paired bootstrap over examples, both corrected after Holm over this table.",
         shown.orders(outcomes, OTHERS, _behind),
         _floors(outcomes),
-        shown.rates(outcomes, VARIANTS),
-        shown.border_note(outcomes, VARIANTS),
+        rates,
+        shown.border_note(rates),
         shown.search_table(outcomes, VARIANTS),
         shown.cost_note(content, {title: _belongs(seeds, six) for title, seeds, six in GROUPS}),
     ]
@@ -88,12 +85,7 @@ def _floors(outcomes: Outcomes) -> str:
     return f"SST-2, where all of the training data is there: {'; '.join(told)}."
 
 
-def drawn(name: str) -> Callable[[Results, Path], list[Path]]:
-    """Its figure, in a file of that name."""
-    return lambda content, folder: _figures(content, folder / f"{name}.svg")
-
-
-def _figures(content: Results, file: Path) -> list[Path]:
+def figures(content: Results, folder: Path) -> list[Path]:
     outcomes = results.outcomes(content)
     values: dict[str, list[float | None]] = {}
     spread: dict[str, list[float]] = {}
@@ -105,7 +97,7 @@ def _figures(content: Results, file: Path) -> list[Path]:
     if not any(value is not None for row in values.values() for value in row):
         return []
     dots = draw.Dots([paper.TITLES[task] for task in paper.TASKS], values, "accuracy on validation data, %", spread)
-    return [draw.panels(file, [dots])]
+    return [draw.panels(folder / "table1.svg", [dots])]
 
 
-ITEM = Item("hypermixer", "table1", "Table 1: six models on five tasks, learning rates searched, five seeds", jobs, tables, drawn("table1"))
+ITEM = Item("hypermixer", "table1", "Table 1: six models on five tasks, learning rates searched, five seeds", jobs, tables, figures)

@@ -18,6 +18,7 @@ def jobs(quick: bool, outcomes: Outcomes) -> list[Job]:
 
 def tables(content: Results) -> str:
     outcomes = results.outcomes(content)
+    rates = shown.rates(outcomes, VARIANTS, bool(content["quick"]))
     parts = [
         "Accuracy on validation data in %, mean (standard deviation) of our seeds / the paper's mean of ten.",
         shown.accuracies(outcomes, VARIANTS, lambda variant, place: f"{paper.TABLE_5[variant][place]:.1f}"),
@@ -25,8 +26,8 @@ def tables(content: Results) -> str:
         "How far the whole HyperMixer is ahead of each ablation (negative: behind); in the paper it always is. p: paired t over seeds, "
         "paired bootstrap over examples, both corrected after Holm over this table.",
         shown.orders(outcomes, ABLATIONS, lambda other, place: False),
-        shown.rates(outcomes, VARIANTS),
-        shown.border_note(outcomes, VARIANTS),
+        rates,
+        shown.border_note(rates),
         shown.search_table(outcomes, VARIANTS),
     ]
     return "\n\n".join(part for part in parts if part)

@@ -34,7 +34,8 @@ def jobs(quick: bool, outcomes: Outcomes) -> list[Job]:
             for layout in paper.LAYOUTS if not quick else ("serialized", "pre"):
                 variant = recipe.hyper(NORMS[mixer], "", layout) if mixer in NORMS else recipe.Variant("", mixer, layout)
                 members = [{"seed": SEED, "lr": rate} for rate in RATES]
-                made = recipe.spec(task, variant.model(quick), members, quick, epochs=-(-recipe.TASKS[task].epochs // 2))
+                shorter = {"epochs": -(-recipe.TASKS[task].epochs // 2), "dev": recipe.held_out(task, quick)}
+                made = recipe.spec(task, variant.model(quick), members, quick, **shorter)
                 found.append(recipe.job(key(task, mixer, layout), made))
     return found
 
