@@ -169,7 +169,7 @@ def _sha256(path: Path) -> str:
 
 
 def held_out(texts: Texts, share: float, fraction: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of train to learn from, and rows to choose rate and epoch by. Both are cut by the hash of a row's first text: the lowest
+    """Rows of train to learn from, and rows to choose by. Both are cut by the hash of a row's first text: the lowest
     `share` of all hashes is held out, and of the rest the lowest `fraction`, so a smaller part is inside every larger one. Pieces of
     what is held out are in neither."""
     aside = _aside(texts, share)
