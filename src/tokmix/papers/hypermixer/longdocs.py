@@ -63,8 +63,8 @@ def tables(content: Results) -> str:
     heads = ["tokens at most", "mixer", "accuracy, %", "seconds of training a run", "tokens a second", "kJ a run", "PFLOPs a run"]
     return "\n\n".join([
         "IMDB, 25,000 reviews to learn from (of which a search for the rate holds out 5 %), accuracy on its 25,000 test reviews: "
-        f"mean (standard deviation) of {len(SEEDS)} seeds, {EPOCHS} epochs. Seeds are trained side by side; what they took is shared out evenly. Energy "
-        "is the card's alone, and known only where one job ran at a time.",
+        f"mean (standard deviation) of {len(SEEDS)} seeds, {EPOCHS} epochs. Seeds are trained side by side; what they took is shared out "
+        "evenly. Energy is the card's alone, and known only where one job ran at a time.",
         page.table(heads, rows),
         page.claims_table(_claims(outcomes), scale=100),
     ])  # fmt: skip
