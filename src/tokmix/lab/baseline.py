@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 import time
+import warnings
 from typing import Any
 
 from tokmix.data.extra import np
 from tokmix.data.tokens import TokenFiles, TokenSplit
 
+ITERATIONS = 300
 ABSENT = "bag of words: not fitted, scikit-learn is not installed (pip install 'tokmix[lab]')"
 
 
@@ -31,6 +33,7 @@ def words(split: TokenSplit, tokenizer: Any, rows: np.ndarray | None = None, chu
 
 def predictions(files: TokenFiles, split: str, rows: np.ndarray | None = None) -> tuple[np.ndarray, int]:
     """Fitted on these rows of train, or on all of it -> (classes predicted for `split`, number of features)."""
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
@@ -41,7 +44,10 @@ def predictions(files: TokenFiles, split: str, rows: np.ndarray | None = None) -
     features = vectorizer.fit_transform(words(train, tokenizer, rows))
     if len(np.unique(wanted)) == 1:  # nothing to tell apart
         return np.full(len(files[split]), wanted[0]), int(features.shape[1])
-    classifier = LogisticRegression(C=10.0, max_iter=300).fit(features, wanted)
+    with warnings.catch_warnings():
+        # On a large table 300 iterations end before the optimum; what they reach is what it is compared with.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        classifier = LogisticRegression(C=10.0, max_iter=ITERATIONS).fit(features, wanted)
     return classifier.predict(vectorizer.transform(words(files[split], tokenizer))), int(features.shape[1])
 
 
