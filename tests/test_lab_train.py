@@ -202,7 +202,7 @@ def test_a_bag_of_words_that_is_cut_short_warns_nobody(tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.setattr("tokmix.lab.baseline.ITERATIONS", 1)  # warnings are errors here
     record = run(write_table(tmp_path / "t.csv"), tmp_path / "run", settings(train__steps=3, train__baseline=True))
-    assert record["baseline"]["accuracy"] > 0.5
+    assert 0 < record["baseline"]["accuracy"] < 0.9, "it was cut short"
 
 
 def test_an_absent_scikit_learn_is_said_plainly(tmp_path, capsys, monkeypatch):

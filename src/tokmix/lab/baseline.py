@@ -45,7 +45,7 @@ def predictions(files: TokenFiles, split: str, rows: np.ndarray | None = None) -
     if len(np.unique(wanted)) == 1:  # nothing to tell apart
         return np.full(len(files[split]), wanted[0]), int(features.shape[1])
     with warnings.catch_warnings():
-        # On a large table 300 iterations end before the optimum; what they reach is what it is compared with.
+        # On a large table they end a little before the optimum, which would be many lines to somebody who trains another model.
         warnings.simplefilter("ignore", ConvergenceWarning)
         classifier = LogisticRegression(C=10.0, max_iter=ITERATIONS).fit(features, wanted)
     return classifier.predict(vectorizer.transform(words(files[split], tokenizer))), int(features.shape[1])
