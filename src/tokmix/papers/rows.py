@@ -90,94 +90,86 @@ class Tally:
         """compared: row by row with other models, so that all of them are told."""
         told = {**member, "dev": self.dev[-1] if self.dev else None, "dev_curve": self.dev, "loss_curve": self.loss}
         if self.right is None:
-            return told | {
-                "state": "diverged",
-                "score": self.chance,
-                "error": "outputs are not finite: it scores the commonest class",
-            }
+            return told | {"state": "diverged", "score": self.chance, "error": "outputs are not finite: it scores the commonest class"}
         told |= {"state": "finished", "score": float(self.right.mean())}
         return told | ({"right": pack(self.right), "examples": len(self.right)} if compared else {})
 
 
+class Judge:
+    """Scores all members after each epoch, and keeps the time that takes."""
+
+    def __init__(self, models: Sequence[Model], splits: dict[str, Split], score: str, steps: int, chance: float, precision: str):
+        self.models, self.dev, self.scored, self.steps, self.precision = models, splits["dev"], splits[score], steps, precision
+        self.tallies = [Tally(chance) for _ in models]
+        self.seconds = 0.0
+
+    def __call__(self, step: int, losses: list[float]) -> None:
+        begin = time.perf_counter()
+        for tally, model, loss in zip(self.tallies, self.models, losses, strict=True):
+            tally.loss.append(loss if math.isfinite(loss) else None)  # JSON knows no NaN
+            right = self.dev.right(model, self.precision) if len(self.dev) else None
+            if len(self.dev):
+                tally.dev.append(None if right is None else float(right.mean()))
+            if step == self.steps:
+                tally.right = right if self.scored is self.dev else self.scored.right(model, self.precision)
+        self.seconds += time.perf_counter() - begin
+
+
 def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     table = rows_data.load(context.data_folder(), spec["data"])
-    limit, device = spec["limit"], context.device
-    if limit % rows_plan.STEP:
-        raise ValueError(f"limit={limit} should be a multiple of {rows_plan.STEP}")
-    learned, aside = rows_data.held_out(table.train, spec["dev"], spec.get("fraction", 1.0))
-    every = np.arange(len(table.valid))
-    most, known = spec.get("rows"), table.known()
-    train, dev, valid = (
-        Split(texts, chosen[:most], known, limit, device)
-        for texts, chosen in ((table.train, learned), (table.train, aside), (table.valid, every))
-    )
-    scored = {"dev": dev, "valid": valid}[spec["score"]]
-    if not len(scored):
-        raise ValueError(f"{spec['data']}: dev={spec['dev']} holds out none of {len(table.train)} rows")
-    members, config = spec["members"], _config(spec, table)
-    wide = rows_plan.widths(train.host_lengths, BUCKETS)
-    per_epoch = sum(rows_plan.batch_counts(train.host_lengths, wide, spec["batch"]))
+    splits, members, config = _splits(spec, table, context.device), spec["members"], _config(spec, table)
+    lengths = splits["train"].host_lengths
+    wide = rows_plan.widths(lengths, BUCKETS)
+    per_epoch = sum(rows_plan.batch_counts(lengths, wide, spec["batch"]))
     steps = per_epoch * spec["epochs"]
     # A small part of a table has few steps: the rate still rises in the first fifth of them at most.
     recipe = fleet.Recipe(steps, warmup=min(spec["warmup"], steps // 5), clip=spec["clip"], schedule=spec["schedule"])
     models = [_build(config, member, spec["embedding"]) for member in members]
-    flops, parameters = _flops(models[0], train.host_lengths), models[0].parameter_count()
+    flops, parameters = _flops(models[0], lengths), models[0].parameter_count()
     for model in models:
-        keep(model, known)
-    context.say(f"{spec['data']}: {len(train)} rows, {per_epoch} steps an epoch in widths {wide}, {len(members)} runs of {parameters:,}")
+        keep(model, table.known())
+    context.say(f"{spec['data']}: {len(lengths)} rows, {per_epoch} steps an epoch in widths {wide}, {len(members)} runs of {parameters:,}")
 
-    counted = {"tokens": 0, "columns": 0}
-    common = float(np.bincount(table.valid.labels).max() / len(table.valid))
-    tallies = [Tally(common) for _ in members]
-    evaluating = 0.0
-
-    def report(step: int, losses: list[float]) -> None:
-        nonlocal evaluating
-        begin = time.perf_counter()
-        for tally, one, loss in zip(tallies, models, losses, strict=True):
-            tally.loss.append(loss if math.isfinite(loss) else None)  # JSON knows no NaN
-            right = dev.right(one, recipe.precision) if len(dev) else None
-            if len(dev):
-                tally.dev.append(None if right is None else float(right.mean()))
-            if step == steps:
-                tally.right = right if scored is dev else valid.right(one, recipe.precision)
-        evaluating += time.perf_counter() - begin
-
-    begin = time.perf_counter()
+    chance = float(np.bincount(table.valid.labels).max() / len(table.valid))
+    judge = Judge(models, splits, spec["score"], steps, chance, recipe.precision)
+    counted, begin = {"tokens": 0, "columns": 0}, time.perf_counter()
     with seeded(members[0]["seed"]):  # of dropout
         left_out = fleet.train(
             [fleet.Member(one, member["lr"]) for one, member in zip(models, members, strict=True)],
-            train.losses,
-            _batches(train.host_lengths, wide, spec, counted),
+            splits["train"].losses,
+            _batches(lengths, wide, spec, counted),
             recipe,
-            device,
+            context.device,
             every=per_epoch,
-            report=report,
+            report=judge,
         )
-    training = time.perf_counter() - begin - evaluating
     return {
         "runs": [
-            tally.record(member, scored is valid) | {"left_out": steps_lost}
-            for tally, member, steps_lost in zip(tallies, members, left_out, strict=True)
+            tally.record(member, spec["score"] == "valid") | {"left_out": steps_lost}
+            for tally, member, steps_lost in zip(judge.tallies, members, left_out, strict=True)
         ],
-        "data": table.sources,
-        "parameters": parameters,
-        "steps": steps,
-        **counted,
-        "flops": flops * spec["epochs"],
-        "flops_row": flops / len(train),
-        "rows": {
-            "train": len(train),
-            "dev": len(dev),
-            "valid": len(valid),
-            "pieces": rows_data.pieces_left_out(table.train, spec["dev"]),
-            "cut": table.train.beyond(limit) + table.valid.beyond(limit),
-        },
-        "widths": wide,
-        "chance": common,
-        "training_seconds": training,
-        "evaluation_seconds": evaluating,
-    }
+        "data": table.sources, "parameters": parameters, "steps": steps, **counted, "flops": flops * spec["epochs"],
+        "flops_row": flops / len(lengths), "rows": _counts(spec, table, splits), "widths": wide, "chance": chance,
+        "training_seconds": time.perf_counter() - begin - judge.seconds, "evaluation_seconds": judge.seconds,
+    }  # fmt: skip
+
+
+def _splits(spec: dict[str, Any], table: rows_data.Table, device: torch.device) -> dict[str, Split]:
+    limit, most, known = spec["limit"], spec.get("rows"), table.known()
+    if limit % rows_plan.STEP:
+        raise ValueError(f"limit={limit} should be a multiple of {rows_plan.STEP}")
+    learned, aside = rows_data.held_out(table.train, spec["dev"], spec.get("fraction", 1.0))
+    if spec["score"] == "dev" and not len(aside):
+        raise ValueError(f"{spec['data']}: dev={spec['dev']} holds out none of {len(table.train)} rows")
+    parts = {"train": (table.train, learned), "dev": (table.train, aside), "valid": (table.valid, np.arange(len(table.valid)))}
+    return {name: Split(texts, chosen[:most], known, limit, device) for name, (texts, chosen) in parts.items()}
+
+
+def _counts(spec: dict[str, Any], table: rows_data.Table, splits: dict[str, Split]) -> dict[str, int]:
+    """Rows of each split, pieces of what is held out, which nobody learns from, and how many rows are cut."""
+    pieces = rows_data.pieces_left_out(table.train, spec["dev"])
+    cut = table.train.beyond(spec["limit"]) + table.valid.beyond(spec["limit"])
+    return {**{name: len(split) for name, split in splits.items()}, "pieces": pieces, "cut": cut}
 
 
 def _config(spec: dict[str, Any], table: rows_data.Table) -> ModelConfig:
