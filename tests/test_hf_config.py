@@ -36,7 +36,7 @@ def test_the_config_has_the_fields_of_the_core_and_a_version() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format_version": 2}, "version 2 is unknown; this tokmix reads version 1"),
+        ({"format_version": 1}, "version 1 is unknown; this tokmix reads version 2"),
         ({"stack": "hsn*2"}, "unknown mixer 'hsn'.*did you mean 'hsm'"),
         ({"stack": "hsm(variants='ab')"}, "did you mean 'variant'"),
         ({"stack": 3}, "stack 3"),

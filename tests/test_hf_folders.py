@@ -43,6 +43,8 @@ def test_another_head_on_saved_weights_keeps_the_hidden_states(tmp_path: Path) -
     logits = F.linear(states, model.core.embedding.weight)
     assert torch.equal(logits[mask.bool()], model(ids, attention_mask=mask).logits[mask.bool()])
     hidden.save_pretrained(tmp_path / "none")
+    other = AutoModel.from_pretrained(tmp_path / "lm", embedding_std=0.5)
+    assert torch.allclose(other(ids, attention_mask=mask).last_hidden_state, states, atol=1e-4)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "none")
     assert torch.allclose(again(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits, atol=1e-4)
     torch.manual_seed(0)

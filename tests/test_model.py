@@ -127,6 +127,31 @@ def test_heads(head: str, tie: bool) -> None:
     assert parameter_count(given) == parameter_count(replace(given, tie=True)) or not tied
 
 
+@pytest.mark.parametrize("head", ["classify", "lm"])
+@pytest.mark.parametrize("std", [0.02, 0.5, 1.0])
+def test_words_begin_at_scale_one_however_small_their_weights(head: str, std: float) -> None:
+    model = Model(replace(config(head=head, causal=head == "lm", positions="none"), vocab=500, embedding_std=std))
+    words = model._embed(torch.arange(500)[None], None, torch.arange(500))
+    found = [float(one.detach().std()) for one in (model.embedding.weight, words)]
+    assert found == pytest.approx([std, 1.0], rel=0.1)
+
+
+def test_weights_that_are_moved_by_adam_in_few_steps() -> None:
+    """What the small weights are for."""
+    moved = []
+    for std in (0.02, 1.0):
+        torch.manual_seed(0)
+        model = Model(config(embedding_std=std))
+        before = model.embedding.weight.detach().clone()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.0)
+        for _ in range(10):
+            optimizer.zero_grad()
+            model(torch.arange(VOCAB)[None, :MAX_LEN]).square().sum().backward()
+            optimizer.step()
+        moved.append(float((model.embedding.weight.detach() - before).norm() / before.norm()))
+    assert moved[0] > 10 * moved[1]
+
+
 def test_tying_saves_the_output_matrix() -> None:
     given = config("attention", head="lm", causal=True)
     assert parameter_count(replace(given, tie=False)) - parameter_count(given) == VOCAB * 16

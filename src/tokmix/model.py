@@ -26,7 +26,6 @@ from tokmix.segments import Rows, Segments
 HEADS = ("classify", "regress", "lm", "mlm", "none")
 POOLINGS = ("mean", "max", "first")
 POSITIONS = ("none", "learned", "sinusoidal")
-TIED_STD = 0.02
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,8 @@ class ModelConfig:
     positions          code added to the embedding: sinusoidal, learned, none
     pooling            mean, max or first token of each sequence, for classify and regress
     tie                lm and mlm: the output matrix is the embedding
+    embedding_std      of the embedding's fresh weights, which are multiplied by its inverse as they are read: words begin at scale 1,
+                       and the smaller it is, the fewer steps AdamW takes to move them. As an output matrix they want to be small, too.
     ladder             what counts a mixer's place: kind = the mixers of its own name, stack = all of them
     ngrams, buckets    embeddings of n-grams up to this n, hashed into so many; separator: the id between the two texts of a
                        pair, which are then compared token by token (features.py). For models that see both directions.
@@ -63,6 +64,7 @@ class ModelConfig:
     positions: str = "sinusoidal"
     pooling: str = "mean"
     tie: bool = True
+    embedding_std: float = 0.02
     ladder: str = "kind"
     ngrams: int = 1
     buckets: int = 32768
@@ -83,6 +85,9 @@ class ModelConfig:
             checks.one_of(name, getattr(self, name), known)
         for name in ("causal", "tie"):
             checks.typed(name, getattr(self, name), bool)
+        checks.typed("embedding_std", self.embedding_std, float)
+        if not self.embedding_std > 0:
+            raise ValueError(f"embedding_std={self.embedding_std} should be above 0")
         checks.typed("dropout", self.dropout, float)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} should be at least 0 and below 1")
@@ -124,12 +129,10 @@ class Model(nn.Module):
         # A post-norm layer ends in a norm of its own.
         self.norm = nn.Identity() if config.layout == "post" else make_norm(config.norm, config.dim)
         self.head = self._head()
-        self.embedding_scale = 1.0
-        if self._tied:
-            # As an output matrix the embedding wants small rows (a token should not predict itself at the start),
-            # as an input tokens of scale 1, beside which a position code is neither lost nor too loud.
-            nn.init.normal_(self.embedding.weight, std=TIED_STD)
-            self.embedding_scale = 1 / TIED_STD
+        # Tokens of scale 1, beside which a position code is neither lost nor too loud.
+        self.embedding_scale = 1 / config.embedding_std
+        if config.embedding_std != 1:  # as torch has drawn them
+            nn.init.normal_(self.embedding.weight, std=config.embedding_std)
 
     @property
     def _tied(self) -> bool:

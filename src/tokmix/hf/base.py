@@ -16,16 +16,11 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from tokmix.block import LAYOUTS
 from tokmix.hf import cache, inputs
 from tokmix.hf.config import TokmixConfig
-from tokmix.model import TIED_STD, Model, ModelConfig
+from tokmix.model import Model
 from tokmix.segments import Segments
 
 HEAD = "core.head."
 _WHERE = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
-
-
-def embedding_scale(config: ModelConfig) -> float:
-    """What the core multiplies embeddings by: a tied model keeps them small, being its output matrix too."""
-    return 1 / TIED_STD if config.tie and config.head in ("lm", "mlm") else 1.0
 
 
 class TokmixPreTrainedModel(PreTrainedModel):
@@ -53,7 +48,7 @@ class TokmixPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Of what a folder lacks or a new vocabulary adds: as the core would draw it."""
         if isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=1 / embedding_scale(self.core.config))
+            nn.init.normal_(module.weight, std=self.core.config.embedding_std)
         elif module is self.core.head and isinstance(module, nn.Linear):
             module.reset_parameters()
 
@@ -107,11 +102,9 @@ class TokmixPreTrainedModel(PreTrainedModel):
         model, info = loaded
         new_head = saved is None or saved.head != model.config.head
         _check(path, info, new_head, new_head or kwargs.get("ignore_mismatched_sizes", False))
-        if saved is not None:
-            ratio = embedding_scale(saved.core()) / embedding_scale(model.core.config)
-            if ratio != 1:
-                with torch.no_grad():
-                    model.core.embedding.weight.mul_(ratio)
+        if saved is not None and saved.embedding_std != model.config.embedding_std:
+            with torch.no_grad():
+                model.core.embedding.weight.mul_(model.config.embedding_std / saved.embedding_std)
         return (model, info) if output_loading_info else model
 
 

@@ -14,7 +14,7 @@ from tokmix import stack
 from tokmix.hf.cache import LAYER_TYPE
 from tokmix.model import ModelConfig
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CORE = tuple(field.name for field in fields(ModelConfig))
 PROBLEMS: dict[str, Any] = {"classify": "single_label_classification", "regress": "regression"}
 _LABELS = ("num_labels", "id2label", "label2id")
@@ -55,6 +55,7 @@ class TokmixConfig(PreTrainedConfig):
     positions: str = "sinusoidal"
     pooling: str = "mean"
     tie: bool = True
+    embedding_std: float = 0.02
     ladder: str = "kind"
     ngrams: int = 1
     buckets: int = 32768

@@ -29,7 +29,7 @@ from tokmix.model import Model, ModelConfig
 RECORD = "training.json"
 FORMAT = "tokmix-training"
 VERSION = 1
-CONFIG_VERSION = 1
+CONFIG_VERSION = 2
 PREFIX = "core."  # tokmix.hf keeps the core model under this name
 
 

@@ -68,6 +68,8 @@ def model_config(card: Card, task: str, settings: ModelSettings) -> ModelConfig:
         dropout=default.dropout if settings.dropout is None else settings.dropout,
         positions=settings.positions or default.positions,
         pooling=settings.pooling,
+        # Rows have a scale of their own (Work.build), which was tuned with weights that are read as they are.
+        embedding_std=1.0 if task in ("classify", "regress") else ModelConfig.embedding_std,
         ngrams=settings.ngrams,
         buckets=settings.buckets,
         separator=_separator(card, default, settings.compare),

@@ -20,6 +20,7 @@ from tokmix.lab.checkpoint import load_tensors, save_tensors
 from tokmix.lab.engine import Engine
 from tokmix.lab.settings import Settings
 from tokmix.lab.task import Work
+from tokmix.model import ModelConfig
 
 FOLDER, WEIGHTS = "warmup", "weights.safetensors"
 LR, DROPOUT, MASK, EVALUATIONS = 1e-3, 0.1, 0.3, 4
@@ -35,7 +36,7 @@ class Search(Work):
             minutes=None if work.train.minutes is None else work.train.minutes / 2,
         )  # fmt: skip
         super().__init__(work.files, Settings(work.settings.model, train, work.settings.prepare))
-        self.config = replace(work.config, head="mlm", dropout=min(DROPOUT, work.config.dropout))
+        self.config = replace(work.config, head="mlm", dropout=min(DROPOUT, work.config.dropout), embedding_std=ModelConfig.embedding_std)
 
 
 @dataclass(frozen=True)

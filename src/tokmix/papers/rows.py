@@ -124,7 +124,7 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     steps = per_epoch * spec["epochs"]
     # A small part of a table has few steps: the rate still rises in the first fifth of them at most.
     recipe = fleet.Recipe(steps, warmup=min(spec["warmup"], steps // 5), clip=spec["clip"], schedule=spec["schedule"])
-    models = [_build(config, member, spec["embedding"]) for member in members]
+    models = [_build(config, member) for member in members]
     flops, parameters = _flops(models[0], lengths), models[0].parameter_count()
     for model in models:
         keep(model, table.known())
@@ -173,16 +173,13 @@ def _counts(spec: dict[str, Any], table: rows_data.Table, splits: dict[str, Spli
 
 
 def _config(spec: dict[str, Any], table: rows_data.Table) -> ModelConfig:
-    return ModelConfig(**{"causal": False, "head": "classify", "classes": len(table.labels), "vocab": rows_data.VOCAB, **spec["model"]})
+    common = {"causal": False, "head": "classify", "classes": len(table.labels), "vocab": rows_data.VOCAB}
+    return ModelConfig(**{**common, "embedding_std": spec["embedding"], **spec["model"]})
 
 
-def _build(config: ModelConfig, member: dict[str, Any], embedding: float) -> Model:
+def _build(config: ModelConfig, member: dict[str, Any]) -> Model:
     with seeded(member["seed"]):
-        model = Model(replace(config, dropout=member.get("dropout", config.dropout)))
-    with torch.no_grad():
-        model.embedding.weight *= embedding
-    model.embedding_scale = 1 / embedding
-    return model
+        return Model(replace(config, dropout=member.get("dropout", config.dropout)))
 
 
 def keep(model: Model, known: np.ndarray) -> None:

@@ -27,7 +27,7 @@ from tokmix.budget import match_parameters, parameter_count
 from tokmix.data import synthetic
 from tokmix.data.mask import IGNORE
 from tokmix.data.synthetic.run import LOWEST_RATE, AutoEncoder, config
-from tokmix.model import TIED_STD, Model, ModelConfig
+from tokmix.model import Model, ModelConfig
 from tokmix.papers import fleet
 from tokmix.papers.job import Context
 from tokmix.seeds import seeded
@@ -44,8 +44,6 @@ class Asked(nn.Module):
         super().__init__()
         assert config.head == "lm" and config.tie
         self.encoder = Model(replace(config, head="none"))
-        nn.init.normal_(self.encoder.embedding.weight, std=TIED_STD)
-        self.encoder.embedding_scale = 1 / TIED_STD
 
     def forward(self, ids: Tensor, places: Tensor) -> Tensor:
         """ids [B, T], places [B, k] -> [B, k, vocab]"""
