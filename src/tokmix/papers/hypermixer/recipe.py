@@ -46,7 +46,7 @@ TASKS = {
     "snli": Task(batch=256, epochs=6, dev=0.05, rows=116_300, length=29, limit=64),
     "qqp": Task(batch=128, epochs=8, dev=0.1, rows=25_400, length=35),
     "qnli": Task(batch=64, epochs=12, dev=0.1, rows=9_000, length=54),
-    "sst2": Task(batch=256, epochs=5, dev=0.1, rows=62_000, length=17),
+    "sst2": Task(batch=128, epochs=5, dev=0.1, rows=62_000, length=17),
 }
 
 
