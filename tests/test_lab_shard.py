@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 AVERAGED = GIVEN | {"train.average": 0.9, "train.clip": 0.5}  # a clip that acts: the norm has to be that of all parts
 
 WALK = """
-import copy, sys
+import copy, os, sys
 import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
@@ -98,7 +98,9 @@ step = int(sys.argv[3])
 if step == 0:
     print(f"mixers walked {walk()}\\n", end="")  # in one piece: two of them write
 reshard(step)
-dist.destroy_process_group()
+dist.barrier()
+sys.stdout.flush()
+os._exit(0)  # gloo's threads now and then abort a process that takes its leave in order
 """
 
 
