@@ -100,7 +100,7 @@ if step == 0:
 reshard(step)
 dist.barrier()
 sys.stdout.flush()
-os._exit(0)  # gloo's threads now and then abort a process that takes its leave in order
+os._exit(0)  # a thread of torch's may abort a process as it ends (github.com/pytorch/pytorch/issues/190489 has the message)
 """
 
 

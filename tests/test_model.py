@@ -136,6 +136,12 @@ def test_words_begin_at_scale_one_however_small_their_weights(head: str, std: fl
     assert found == pytest.approx([std, 1.0], rel=0.1)
 
 
+@pytest.mark.parametrize("std", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_scale_that_words_cannot_have_is_refused(std: float) -> None:
+    with pytest.raises(ValueError, match=r"embedding_std=.* should be a finite number above 0"):
+        config(embedding_std=std)
+
+
 def test_weights_that_are_moved_by_adam_in_few_steps() -> None:
     """What the small weights are for."""
     moved = []

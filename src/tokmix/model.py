@@ -86,8 +86,8 @@ class ModelConfig:
         for name in ("causal", "tie"):
             checks.typed(name, getattr(self, name), bool)
         checks.typed("embedding_std", self.embedding_std, float)
-        if not self.embedding_std > 0:
-            raise ValueError(f"embedding_std={self.embedding_std} should be above 0")
+        if not 0 < self.embedding_std < float("inf"):
+            raise ValueError(f"embedding_std={self.embedding_std} should be a finite number above 0")
         checks.typed("dropout", self.dropout, float)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} should be at least 0 and below 1")
@@ -131,7 +131,7 @@ class Model(nn.Module):
         self.head = self._head()
         # Tokens of scale 1, beside which a position code is neither lost nor too loud.
         self.embedding_scale = 1 / config.embedding_std
-        if config.embedding_std != 1:  # as torch has drawn them
+        if config.embedding_std != 1:  # torch has drawn them at 1
             nn.init.normal_(self.embedding.weight, std=config.embedding_std)
 
     @property

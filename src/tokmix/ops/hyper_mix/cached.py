@@ -1,7 +1,7 @@
 """Short sequences on a CPU: a few at a time, so that their hidden states stay in its caches, and none is kept for the backward pass.
 
 A hidden state [d', d] is far larger than a short sequence [L, d]. All of a batch's, written and read four times in training, take longer
-than the products that make them; made again in the backward pass they cost L / d' of a product and no memory.
+than the products that make them; made again in the backward pass they cost one product of L tokens more, and no memory.
 """
 
 from __future__ import annotations
