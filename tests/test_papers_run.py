@@ -88,6 +88,15 @@ def test_only_some_jobs(tmp_path: Path, here: None) -> None:
     assert [(one["key"], one["outcome"] is not None) for one in content["jobs"]] == [("search", True), ("other", False), ("final", True)]
 
 
+def test_jobs_come_in_the_order_of_the_names(tmp_path: Path, here: None) -> None:
+    """Longest first, where no name says otherwise."""
+    for place, (only, first) in enumerate([(["*"], "search"), (["oth*", "*"], "other")]):
+        said: list[str] = []
+        assert run([item()], tmp_path / str(place), data=None, workers=1, device="cpu", only=only, say=said.append)
+        done = [line for line in said if "done" in line]
+        assert first in done[0] and len(done) == 3
+
+
 def test_a_name_that_no_job_has_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--only serch: no job has such a name by now .*, did you mean 'search'\?"):
         run([item()], tmp_path, data=None, workers=1, device="cpu", only=["serch"], say=lambda _: None)

@@ -30,7 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="results (default: papers/NAME/results; quick: papers-quick/NAME)")
     parser.add_argument("--workers", type=int, metavar="N", help="jobs at a time (default: a core each, or four a GPU)")
     parser.add_argument("--minutes", type=float, metavar="M", help="start nothing new after that long; the same command goes on later")
-    parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="these jobs alone: --only 'sst2-*' n1000")
+    parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="these jobs alone, in this order: --only 'sst2-*' n1000")
     parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default: every GPU there is, else the CPU)")
     parser.add_argument("--tables", action="store_true", help="from results files to README.md and figures; runs nothing")
     parser.add_argument("--check", action="store_true", help="with --tables: change nothing, and end with 1 where something differs")

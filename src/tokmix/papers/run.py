@@ -51,8 +51,8 @@ def run(
     only: Sequence[str] = (),
     say: Say = print,
 ) -> bool:
-    """All jobs of all items, side by side; only: of those with such a name, * for anything. -> whether none is left to be done (some
-    may have failed)."""
+    """All jobs of all items, side by side; only: of those with such a name, * for anything, in the order of these names. -> whether none
+    is left to be done (some may have failed)."""
     book = _Book(items, out, torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     crew = _Crew(items, out, data, quick, only, say, book)
     crew.check_names()
@@ -86,14 +86,18 @@ class _Crew:
                 raise ValueError(f"--only {name}: no job has such a name by now (* stands for anything){nearest(name, keys)}")
 
     def left(self) -> list[tuple[Item, Job]]:
-        """The jobs that could be done now, longest first."""
+        """The jobs that could be done now: in the order of the names that were given, longest first."""
         found: list[tuple[Item, Job]] = []
         for item in self.items:
             jobs, outcomes = results.known(item, results.jobs_folder(self.out, item.name), self.quick)
             named = {job.file for _, job in found}  # what two items share is done once
-            wanted = [job for job in jobs if not self.only or any(fnmatchcase(job.key, name) for name in self.only)]
+            wanted = [job for job in jobs if self._place(job) is not None]
             found += [(item, job) for job in wanted if job.key not in outcomes and job.file not in named]
-        return sorted(found, key=lambda one: -one[1].weight)
+        return sorted(found, key=lambda one: (self._place(one[1]), -one[1].weight))
+
+    def _place(self, job: Job) -> int | None:
+        """Of the first name that means this job; None where none does."""
+        return next((place for place, name in enumerate(self.only or ["*"]) if fnmatchcase(job.key, name)), None)
 
     def new(self) -> list[pool.Task]:
         """Tasks for what has not been handed out yet."""
