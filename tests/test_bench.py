@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from tokmix.bench.cases import Case, Size, cases, draw
 from tokmix.bench.ceilings import floor_us
 from tokmix.bench.clock import Clock, Live
 from tokmix.bench.decode import state_after, stepped
-from tokmix.bench.rivals import attention_cores, attention_layers
+from tokmix.bench.rivals import attention_cores, attention_layers, linear_core, linear_layer
 from tokmix.bench.run import run
 from tokmix.bench.session import Session, moved
 from tokmix.bench.settings import Asked
@@ -206,6 +208,29 @@ def test_a_layer_with_wrong_numbers_is_refused(tmp_path: Path, monkeypatch: pyte
     code, found = quick("layers", "--only", "hsm, vector", "fnet", out=tmp_path / "layers.json")
     assert code == 1 and found["refused"] == ["hsm, vector"]
     assert {row["name"] for row in found["rows"]} == {"fnet"}
+
+
+def test_what_flash_linear_attention_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its op gets what lies behind the projections, and its first result is read; both here by a loop over tokens."""
+
+    def chunk_linear_attn(q: Tensor, k: Tensor, v: Tensor, normalize: bool) -> tuple[Tensor, None]:
+        assert not normalize
+        state, rows = torch.zeros(q.shape[0], q.shape[2], q.shape[3], v.shape[3], dtype=q.dtype), []
+        for t in range(q.shape[1]):
+            state = state + k[:, t, :, :, None] * v[:, t, :, None]
+            rows.append((q[:, t, :, None] * q.shape[3] ** -0.5 @ state)[:, :, 0])
+        return torch.stack(rows, 1), None
+
+    for name in ("fla", "fla.ops", "fla.ops.linear_attn"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["fla.ops.linear_attn"].chunk_linear_attn = chunk_linear_attn  # type: ignore[attr-defined]
+    for rival in (linear_core(16), linear_layer(16)):
+        given = draw(rival.shapes(SIZE), torch.float64, "cpu")
+        torch.testing.assert_close(rival.body(given), rival.plain(given))
+    with FlopCounterMode(display=False) as counter:
+        rival.body(given)
+    projections = 8 * SIZE.rows * SIZE.length * SIZE.dim**2
+    assert rival.flops(SIZE) - linear_core(16).flops(SIZE) == projections <= counter.get_total_flops()
 
 
 def test_layers(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """`tokmix bench layers`: the mixers as layers, projections included, forward and backward with every gradient, beside attention
-at its fastest. A layer's kernels are checked against float64 first, as in `ops`."""
+at its fastest and flash-linear-attention. A layer's kernels are checked against float64 first, as in `ops`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from tokmix.bench import rule
 from tokmix.bench.cases import BLOCK, Size, hyper_flops
 from tokmix.bench.clock import Call
-from tokmix.bench.ops import best_of, size_of
-from tokmix.bench.rivals import attention_layers
+from tokmix.bench.ops import best_of, linear, size_of
+from tokmix.bench.rivals import attention_layers, linear_layer
 from tokmix.bench.rule import Body, Tensors
 from tokmix.bench.session import Session, moved
 from tokmix.mixer import Mixer, create
@@ -60,6 +60,8 @@ def run(session: Session) -> None:
                 if session.late():
                     return
                 _time(session, made, length)
+    if session.wanted("flash-linear-attention") and not session.late():
+        linear(session, linear_layer, (WAY,))
 
 
 def _build(session: Session, made: Made, length: int) -> Mixer:

@@ -13,7 +13,7 @@ import torch
 from tokmix.bench import rule
 from tokmix.bench.cases import Case, Size, cases, draw
 from tokmix.bench.clock import Call
-from tokmix.bench.rivals import Rival, attention_cores, linear_attention_core
+from tokmix.bench.rivals import Rival, attention_cores, linear_core
 from tokmix.bench.rule import Body, Tensors
 from tokmix.bench.session import Session, moved
 
@@ -35,7 +35,7 @@ def run(session: Session) -> None:
     for case in sound:  # compiling takes far longer than all before: a run that is cut short should have that
         _time_compiled(session, case)
     if session.wanted("flash-linear-attention") and not session.late():
-        _linear(session)  # last: it tries many settings of its kernels, for a minute or more
+        linear(session, linear_core)  # last: it tries many settings of its kernels, for a minute or more
 
 
 def size_of(session: Session, length: int) -> Size:
@@ -117,20 +117,22 @@ def best_of(session: Session, name: str, candidates: list[Rival], ways: tuple[st
                 row["candidates"] = glances
 
 
-def _linear(session: Session) -> None:
+def linear(session: Session, made: Callable[[int], Rival], ways: tuple[str, ...] = WAYS) -> None:
+    """flash-linear-attention, where it is installed."""
+    name = "flash-linear-attention"
     if session.device != "cuda":
-        session.note("flash-linear-attention: its kernels need a GPU")
+        session.note(f"{name}: its kernels need a GPU")
         return
     try:
-        rival = linear_attention_core(session.asked.head)
+        rival = made(session.asked.head)
     except ImportError as error:
         session.note(str(error))
         return
-    if passes(session, "flash-linear-attention", rival, ((3, 333),)):
+    if passes(session, name, rival, ((3, 333),)):
         for length in session.asked.lengths:
             if session.late():
                 return
-            _time(session, "flash-linear-attention", rival.name, rival.body, rival, length)
+            _time(session, name, rival.name, rival.body, rival, length, ways)
 
 
 def _time_case(session: Session, case: Case) -> None:

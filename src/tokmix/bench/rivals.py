@@ -111,7 +111,7 @@ def attention_layers(dim: int, causal: bool, device: str) -> list[Rival]:
     return found
 
 
-def linear_attention_core(head: int) -> Rival:
+def _linear_op() -> Callable[..., Tensor]:
     """flash-linear-attention's causal linear attention, without its normalisation; ImportError where it is not installed."""
     try:
         with warnings.catch_warnings():
@@ -120,14 +120,43 @@ def linear_attention_core(head: int) -> Rival:
     except ImportError as error:
         raise ImportError(f"flash-linear-attention is not installed ({error}): pip install flash-linear-attention") from error
 
-    def body(t: Tensors) -> Tensor:
-        found: Any = chunk_linear_attn(t["q"], t["k"], t["v"], normalize=False)
+    def op(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found: Any = chunk_linear_attn(q, k, v, normalize=False)
         return found[0]
 
-    def plain(t: Tensors) -> Tensor:
-        q, k, v = (t[key].transpose(1, 2) for key in "qkv")
-        return ((q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).tril() @ v).transpose(1, 2)
+    return op
 
+
+def _linear_plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same as it is defined; [B, N, H, e] each."""
+    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    return ((q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).tril() @ v).transpose(1, 2)
+
+
+def linear_core(head: int) -> Rival:
+    """Between the projections."""
+    with_op: Callable[[Callable[..., Tensor]], Body] = lambda op: lambda t: op(t["q"], t["k"], t["v"])
     shapes: Callable[[Size], Shapes] = lambda size: dict.fromkeys("qkv", (size.rows, size.length, size.heads, size.head))
-    flops: Callable[[Size], int] = lambda size: 4 * size.rows * size.length * size.dim * size.head
-    return Rival(f"linear attention, heads of {head}", True, shapes, body, plain, flops)
+    return Rival(f"linear attention, heads of {head}", True, shapes, with_op(_linear_op()), with_op(_linear_plain), _linear_flops)
+
+
+def linear_layer(head: int) -> Rival:
+    """With its four projections, and neither feature map nor gate nor norm: the least that such a layer can be."""
+
+    def with_op(op: Callable[..., Tensor]) -> Body:
+        def body(t: Tensors) -> Tensor:
+            B, N, d = t["x"].shape
+            q, k, v = ((t["x"] @ t[key]).view(B, N, d // head, head) for key in ("Wq", "Wk", "Wv"))
+            return op(q, k, v).reshape(B, N, d) @ t["Wo"]
+
+        return body
+
+    def shapes(size: Size) -> Shapes:
+        return {"x": (size.rows, size.length, size.dim), **dict.fromkeys(("Wq", "Wk", "Wv", "Wo"), (size.dim, size.dim))}
+
+    flops: Callable[[Size], int] = lambda size: _linear_flops(size) + 8 * size.rows * size.length * size.dim**2
+    return Rival(f"linear attention, heads of {head}", True, shapes, with_op(_linear_op()), with_op(_linear_plain), flops)
+
+
+def _linear_flops(size: Size) -> int:
+    return 4 * size.rows * size.length * size.dim * size.head
