@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import statistics
+from collections.abc import Collection, Mapping, Sequence
 
 from tokmix.papers import page
-from tokmix.papers.claims import judge
+from tokmix.papers.claims import Claim, Run, judge
 from tokmix.papers.hsm.stacks import SIMPLE, VARIANTS, Ladder
 from tokmix.papers.lm_plan import Entry, rates_key
 from tokmix.papers.lm_table import Found, beats, claim, every, names, some
@@ -95,16 +96,38 @@ def rated(ladder: Ladder) -> list[Entry]:
 
 
 def rates_table(found: Found, ladder: Ladder, lr: float, others: Sequence[float]) -> str:
-    """Whether the shared learning rate decides."""
-    rows, best = [], {}
-    for entry in rated(ladder):
-        runs = [*found.runs(entry), *found.runs(entry, rates_key(entry))]
-        at = {rate: [run for run in runs if run["lr"] == rate] for rate in sorted([lr, *others])}
-        rows.append([f"`{entry.name}`", *(page.cell(at[rate], 4) for rate in at)])
-        scored = [(sum(known) / len(known), rate) for rate in at if (known := page.scores(at[rate]))]
-        best[entry] = min(scored)[0] if len(scored) == len(at) else None
-    shown = page.table(["stack", *(f"lr {rate:g}" for rate in sorted([lr, *others]))], rows)
-    if any(value is None for value in best.values()):
+    """Whether the shared learning rate decides: the same rows at other rates, and what the claims say where each has its best one."""
+    rates = sorted([lr, *others])
+    at = {entry: _by_rate(found, entry, rates) for entry in rated(ladder)}
+    rows = [[f"`{entry.name}`", *(page.cell(at[entry][rate], 4) for rate in rates)] for entry in at]
+    shown = page.table(["stack", *(f"lr {rate:g}" for rate in rates)], rows)
+    best = {entry: rate for entry in at if (rate := _best_rate(at[entry])) is not None}
+    if len(best) < len(at):
         return f"**Other learning rates**\n\n{shown}"
-    order = sorted(best, key=lambda entry: best[entry] or 0.0)
-    return f"**Other learning rates.** Each at its best, from the lowest loss up: {names(order)}.\n\n{shown}"
+    runs = {entry: at[entry][rate] for entry, rate in best.items()}
+    border = [entry for entry in best if best[entry] in (rates[0], rates[-1])]
+    more = f" For {names(border)} it lies at the border of those tried: a better one may lie beyond." if border else ""
+    verdicts = page.verdict_table(judge(_at_best(ladder, runs)), digits=4)
+    return f"**Other learning rates.** The claims again, each stack at the rate with its lowest loss.{more}\n\n{shown}\n\n{verdicts}"
+
+
+def _by_rate(found: Found, entry: Entry, rates: Sequence[float]) -> dict[float, list[Run]]:
+    runs = [*found.runs(entry), *found.runs(entry, rates_key(entry))]
+    return {rate: [run for run in runs if run["lr"] == rate] for rate in rates}
+
+
+def _best_rate(runs: Mapping[float, Sequence[Run]]) -> float | None:
+    """None where a rate is not run yet."""
+    means = {rate: statistics.fmean(known) for rate, of in runs.items() if (known := page.scores(of))}
+    return min(means, key=lambda rate: means[rate]) if len(means) == len(runs) else None
+
+
+def _at_best(ladder: Ladder, runs: Mapping[Entry, Sequence[Run]]) -> list[Claim]:
+    attention, shift, hybrid = rated(ladder)
+    allowed = CLOSE * statistics.fmean(page.scores(runs[attention]))
+    return [
+        Claim(f"`{hybrid.name}` has a lower loss than `{attention.name}`", runs[hybrid], runs[attention], higher=False),
+        Claim(
+            f"`{shift.name}` is at most {CLOSE:.0%} behind `{attention.name}`", runs[shift], runs[attention], higher=False, margin=allowed
+        ),
+    ]
