@@ -193,6 +193,21 @@ def test_two_runs_give_the_same_bits(device: str) -> None:
 
 
 @each_device
+@pytest.mark.parametrize("last", [4, 5, 6, 16])
+def test_nothing_comes_back_from_the_future(device: str, last: int) -> None:
+    """Not even a rounded zero: the gradient of log λ is partly found by differences."""
+    given = draw(device, 1, 2, 19, 8, 8, True)
+    past = torch.arange(19, device=device) <= last
+    with implementation("triton"), poisoned():
+        leaves = {name: x.requires_grad_() for name, x in given.items()}
+        found = scan(choice.causal_hyper_mix, leaves)
+        loss = found["y"][:, :, past].square().sum() + found["counts"][:, :, past].square().sum()
+        grads = torch.autograd.grad(loss, [leaves[name] for name in ("w_in", "w_out", "values", "log_decay")])
+    for grad in grads:
+        assert (grad[:, :, past] != 0).any() and (grad[:, :, ~past] == 0).all()
+
+
+@each_device
 def test_mixed_dtypes(device: str) -> None:
     """Under autocast the generated weights are short and the values are not."""
     given = draw(device, 1, 1, 18, 8, 8, True)

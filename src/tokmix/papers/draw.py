@@ -30,14 +30,11 @@ class Curve:
 
 
 def over_seeds(name: str, points: Mapping[float, Sequence[float]], scale: float = 1.0) -> Curve:
-    """x -> the seeds' scores; the band is one standard deviation each way."""
+    """x -> the seeds' scores; the band holds all of them. (A standard deviation can reach where no seed is, and no score can be.)"""
     known = sorted((x, [scale * value for value in values]) for x, values in points.items() if len(values))
-    means = [statistics.fmean(values) for _, values in known]
-    wide = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in known]
-    return Curve(
-        name, [x for x, _ in known], means,
-        [m - w for m, w in zip(means, wide, strict=True)], [m + w for m, w in zip(means, wide, strict=True)],
-    )  # fmt: skip
+    scores = [values for _, values in known]
+    means = [statistics.fmean(values) for values in scores]
+    return Curve(name, [x for x, _ in known], means, [min(values) for values in scores], [max(values) for values in scores])
 
 
 @dataclass(frozen=True)

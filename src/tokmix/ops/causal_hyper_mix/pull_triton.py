@@ -187,11 +187,17 @@ def finish(
         dv *= after[:, None]
         groups = tl.arange(0, CHUNK // STEPS)
         known = tl.zeros([CHUNK // STEPS], tl.float32)
+        next_known = tl.zeros([CHUNK // STEPS], tl.float32)
         for part in range(PARTS):
             inner -= tl.load(P + part * total + flat + tokens, mask=in_t, other=0.0)
-            known += tl.load(R + (part * pieces + piece) * (CHUNK // STEPS) + groups, mask=groups * STEPS < count, other=0.0)
-        steps = tl.reshape(inner, [CHUNK // STEPS, STEPS])
-        dlog = tl.reshape(known[:, None] + (tl.cumsum(steps, 1) - steps), [CHUNK])
+            at_group = R + (part * pieces + piece) * (CHUNK // STEPS) + groups
+            known += tl.load(at_group, mask=groups * STEPS < count, other=0.0)
+            next_known += tl.load(at_group + 1, mask=(groups + 1) * STEPS < count, other=0.0)
+        # From later tokens to earlier ones: whoever stands behind the last token that is asked for anything gets an exact zero.
+        steps, place = tl.reshape(inner, [CHUNK // STEPS, STEPS]), tl.arange(0, STEPS)
+        from_here = place[:, None] <= place[None, :]
+        dlog = next_known[:, None] - tl.sum(tl.where(from_here[None, :, :], steps[:, None, :], 0.0), 2)
+        dlog = tl.reshape(tl.where(place[None, :] == 0, known[:, None], dlog), [CHUNK])
         dlog += tl.sum(met, 0) - tl.cumsum(outer, 0, reverse=True)
         tl.store(DLOG + flat + tokens, dlog, mask=in_t)
     there = in_t[:, None] & in_e[None, :]

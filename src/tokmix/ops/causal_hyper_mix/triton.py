@@ -15,7 +15,7 @@ Backward, with D_t = s_t (o_t dy_tᵀ) ⊙ GELU'(s_t H_t), the gradient of H_t i
              dw_t = A_t v_t and dv_t = A_tᵀ w_t so far; what the chunk asks of its start
     join     the same from the last chunk to the first                  end_c, what all later chunks ask of chunk c's end
     finish   dw_t += (λ's after t) end_c v_t, dv_t likewise             products on the tensor cores
-             dlog λ_t = λ_t <A_t, H_{t-1}>, known at every fourth token, elsewhere from dlog λ_{t+1} = dlog λ_t + w_t · dw_t - p_t
+             dlog λ_t = λ_t <A_t, H_{t-1}>, known at every fourth token, elsewhere from dlog λ_t = dlog λ_{t+1} - w_t · dw_t + p_t
 
 A walk backwards needs the states in reverse. `pull` first walks forwards and notes every fourth, then repeats four steps
 at a time. No atomics: programs own rows of the state, and their parts of dv are added by `finish`.

@@ -87,7 +87,10 @@ def _positions(path: Path, found: Found, ladder: Ladder) -> Path | None:
         if (level := found.mean(entry)) is not None:
             curves.append(draw.Curve(name, [1, ladder.layers], [level, level]))
     ticks = list(range(1, ladder.layers + 1))
-    return draw.panels(path, [draw.Panel(curves, "layer that is attention, 1 = the bottom", "validation loss, nats a token", ticks=ticks)])
+    return draw.panels(
+        path,
+        [draw.Panel(curves, "layer that is attention, 1 = the bottom (band: all seeds)", "validation loss, nats a token", ticks=ticks)],
+    )
 
 
 def _item(name: str, about: str, part: Part) -> Item:

@@ -215,7 +215,7 @@ def figures(content: Results, folder: Path) -> list[Path]:
     reported = [draw.Curve(TITLES[model], SIZES, values, dashed=True) for model, values in PAPER.items()]
     floor = draw.Curve(f"noise alone ({FLOOR:.2f})", SIZES, [FLOOR] * len(SIZES))
     panel = draw.Panel([*known, *reported, floor], "training sequences", "100 x mean squared error", log_x=True, log_y=True, ticks=SIZES)
-    errors = draw.panels(folder / "figure5.svg", [panel], "Figure 5: the shapes task", colours=list(TITLES.values()))
+    errors = draw.panels(folder / "figure5.svg", [panel], "Figure 5: the shapes task (bands hold all seeds)", colours=list(TITLES.values()))
     return [errors, *figure5_maps.draw_maps((outcomes.get(f"n{MAPS_AT}") or {}).get("drawn") or [], TITLES, folder)]
 
 
