@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tokmix.block import Layer
 from tokmix.mixer import Mixer
-from tokmix.model import Model
+from tokmix.model import Model, ModelConfig
 from tokmix.papers.stacked_mixers import MIXERS
 from tokmix.papers.stacked_parts import PARTS, Embeddings, Place, Places, Scores
 from tokmix.segments import Segments
@@ -54,8 +54,9 @@ class Stack(nn.Module):
 
 
 def alike(model: nn.Module) -> Hashable:
-    """The same for models that can be stacked. Dropout may differ."""
-    return replace(model.config, dropout=0.0) if type(model) is Model else id(model)
+    """The same for models that can be stacked: of one kind and config. Dropout may differ."""
+    config = getattr(model, "config", None)
+    return (type(model), replace(config, dropout=0.0)) if isinstance(config, ModelConfig) else id(model)
 
 
 def _whole(models: Sequence[nn.Module], places: Places) -> nn.Module:

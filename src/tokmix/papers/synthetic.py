@@ -30,6 +30,7 @@ from tokmix.data.synthetic.run import LOWEST_RATE, AutoEncoder, config
 from tokmix.model import Model, ModelConfig
 from tokmix.papers import fleet
 from tokmix.papers.job import Context
+from tokmix.papers.stacked_parts import linear
 from tokmix.seeds import seeded
 
 REPORTS = 4  # evaluations of a run
@@ -43,13 +44,14 @@ class Asked(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         assert config.head == "lm" and config.tie
-        self.encoder = Model(replace(config, head="none"))
+        self.config, self.encoder = config, Model(replace(config, head="none"))
 
     def forward(self, ids: Tensor, places: Tensor) -> Tensor:
         """ids [B, T], places [B, k] -> [B, k, vocab]"""
         x = self.encoder(ids)
         asked = x.gather(1, places[..., None].expand(-1, -1, x.shape[2]))
-        return F.linear(asked, self.encoder.embedding.weight)
+        weight = self.encoder.embedding.weight
+        return F.linear(asked, weight) if weight.dim() == 2 else linear(asked, weight)  # the latter of several members at once
 
 
 @dataclass(frozen=True)
