@@ -1,7 +1,7 @@
 """Causal HyperMixing: a running hidden state, read through a GELU."""
 
-from tokmix.ops.causal_hyper_mix.blocks import Border, block_flops, block_hyper_mix, block_step
-from tokmix.ops.causal_hyper_mix.choice import causal_hyper_mix
+from tokmix.ops.causal_hyper_mix.blocks import Border, block_flops, block_step
+from tokmix.ops.causal_hyper_mix.choice import block_hyper_mix, causal_hyper_mix
 from tokmix.ops.causal_hyper_mix.reference import CHUNK, Carry, matmul_flops, recomputed_flops
 
 __all__ = [

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokmix.ops.causal_hyper_mix import library, reference
+from tokmix.ops.causal_hyper_mix import block_library, blocks, library, reference
 from tokmix.ops.causal_hyper_mix.reference import Carry
-from tokmix.ops.dispatch import KERNEL_DTYPES, use_triton
+from tokmix.ops.dispatch import KERNEL_DTYPES, forced, use_triton
 from tokmix.ops.hyper_mix import length_scale
 
 WIDEST = (512, 256)  # k and e that programs can hold on chip
+BLOCKS, WIDEST_IN_BLOCKS = (16, 32, 64, 128), 128  # tokens of a block, which is one tile; k and e beside it
+ON_CHIP = {2: 8192, 4: 4096}  # tokens times k or e, by the bytes of a number: more does not fit a multiprocessor
 
 
 def causal_hyper_mix(
@@ -24,6 +26,26 @@ def causal_hyper_mix(
     scale = length_scale(counts.clamp(min=1), values.shape[3], power)
     y, hidden, *_ = library.causal_hyper_mix(w_in, w_out, values, log_decay, real, scale, carry.hidden)
     return y, counts, Carry(hidden, counts[:, :, -1])
+
+
+def block_hyper_mix(
+    w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, power: float | None, block: int
+) -> tuple[Tensor, Tensor]:
+    """The contract of `blocks.block_hyper_mix`."""
+    if not _block_kernel(w_in, w_out, values, block):
+        return blocks.block_hyper_mix(w_in, w_out, values, log_decay, real, power, block)
+    B, H = w_in.shape[:2]
+    counts, log_decay = _counts(values, log_decay, real, torch.zeros(B, H, device=values.device))
+    scale = length_scale(counts.clamp(min=1), values.shape[3], power)
+    y, *_ = block_library.run(w_in, w_out, values.to(w_in.dtype), log_decay, real, scale, block)
+    return y.to(values.dtype), counts
+
+
+def _block_kernel(w_in: Tensor, w_out: Tensor, values: Tensor, block: int) -> bool:
+    """Where it is asked for alone: these kernels have not been checked on a GPU."""
+    wide = max(w_in.shape[3], values.shape[3])
+    small = block in BLOCKS and wide <= WIDEST_IN_BLOCKS and block * wide <= ON_CHIP.get(w_in.dtype.itemsize, 0)
+    return use_triton(values, w_in.dtype, small and values.numel() > 0 and w_in.dtype == w_out.dtype and forced() == "triton")
 
 
 def _fits(w_in: Tensor, w_out: Tensor, values: Tensor, carry: Carry) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
+from tokmix.ops.causal_hyper_mix import block_library as _block_library  # noqa: F401
 from tokmix.ops.causal_hyper_mix import library as _library  # noqa: F401  (defines the ops)
 
 Shape = tuple[int, ...]
@@ -28,6 +29,32 @@ def causal_hyper_mix(w_in: Shape, w_out: Shape, values: Shape, *rest: Any, **kwa
 def causal_hyper_mix_backward(dy: Shape, dlast: Any, w_in: Shape, w_out: Shape, values: Shape, *rest: Any, **kwargs: Any) -> int:
     """Written twice more; then w_out's gradient, the state's, and w_in's and the values' twice: inside a chunk and from beyond."""
     return 8 * _product(w_in, values)
+
+
+def _in_blocks(w_in: Shape, values: Shape, block: int) -> tuple[int, int]:
+    """What a product of [C, C] with k or e columns takes for each of them, and one with a state, over all blocks that have one."""
+    B, H, L, k = w_in
+    blocks = (L + block - 1) // block
+    return 2 * B * H * blocks * block * block, 2 * B * H * (blocks - 1) * block * k * values[3]
+
+
+@register_flop_formula(torch.ops.tokmix.block_hyper_mix)
+def block_hyper_mix(
+    w_in: Shape, w_out: Shape, values: Shape, log: Any, real: Any, scale: Any, block: int, *rest: Any, **kwargs: Any
+) -> int:
+    """Scores, what they read, the sum that a block adds to the state, and the state read."""
+    column, state = _in_blocks(w_in, values, block)
+    return column * (w_in[3] + values[3]) + 2 * state
+
+
+@register_flop_formula(torch.ops.tokmix.block_hyper_mix_backward)
+def block_hyper_mix_backward(
+    dy: Shape, w_in: Shape, w_out: Shape, values: Shape, log: Any, real: Any, scale: Any, starts: Any, kept: Any, block: int,
+    *rest: Any, **kwargs: Any,
+) -> int:  # fmt: skip
+    """Scores again and their gradient, then those of w_in, w_out and values; the state's, and what it gives to all four."""
+    column, state = _in_blocks(w_in, values, block)
+    return column * (3 * w_in[3] + 2 * values[3]) + 5 * state
 
 
 @register_flop_formula([torch.ops.tokmix.decayed_counts, torch.ops.tokmix.decayed_counts_backward])

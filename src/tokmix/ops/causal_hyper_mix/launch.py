@@ -47,12 +47,12 @@ def exact(*tensors: Tensor) -> bool:
 
 
 class Plan:
-    """Sizes that the kernels share."""
+    """Sizes that the kernels share. chunk: CHUNK where it is not said."""
 
-    def __init__(self, w_in: Tensor, w_out: Tensor, values: Tensor):
+    def __init__(self, w_in: Tensor, w_out: Tensor, values: Tensor, chunk: int | None = None):
         self.B, self.H, self.L, self.k = w_in.shape
-        self.e = values.shape[3]
-        self.chunks = cdiv(self.L, CHUNK)
+        self.e, self.chunk = values.shape[3], chunk or CHUNK
+        self.chunks = cdiv(self.L, self.chunk)
         self.pieces = self.B * self.H * self.chunks
         self.kp, self.ep = padded(self.k), padded(self.e)
         self.exact = exact(w_in, w_out, values)
@@ -86,7 +86,7 @@ class Plan:
         kept = None if log_decay is None else self.empty(self.B, self.H, self.chunks)
         kernels.write[self.pieces, cdiv(self.k, self.tile)](
             w_in, values, log_decay, real, starts, kept, self.L, self.chunks, self.H, *strides(w_in, values),
-            self.k, self.e, self.tile, self.ep, CHUNK, self.precision, num_warps=4,
+            self.k, self.e, self.tile, self.ep, self.chunk, self.precision, num_warps=4,
         )  # fmt: skip
         return kept
 

@@ -15,7 +15,7 @@ _GIVEN = "Tensor w_in, Tensor w_out, Tensor values, Tensor? log_decay, Tensor? r
 _SAVED = "Tensor last, Tensor starts, Tensor kept"
 
 
-def _by_token(like: Tensor) -> Tensor:
+def by_token(like: Tensor) -> Tensor:
     B, H, L, e = like.shape
     return like.new_empty(B, L, H, e).transpose(1, 2)
 
@@ -35,7 +35,7 @@ def _(w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Any, real: Any, sc
     new = lambda *shape: hidden.new_empty(shape)
     several = chunks > 1
     starts = new(B, H, chunks, k, values.shape[3]) if several else new(0)
-    return _by_token(values), new(*hidden.shape), starts, new(B, H, chunks) if several and log_decay is not None else new(0)
+    return by_token(values), new(*hidden.shape), starts, new(B, H, chunks) if several and log_decay is not None else new(0)
 
 
 @torch.library.custom_op(
@@ -54,7 +54,7 @@ def _(dy: Tensor, dlast: Tensor, w_in: Tensor, w_out: Tensor, values: Tensor, lo
     _, scale, hidden = rest[:3]
     new = lambda shape, like: like.new_empty(shape)
     dlog = new(scale.shape if log_decay is not None else (0,), hidden)
-    return new(w_in.shape, w_in), new(w_out.shape, w_out), _by_token(values), dlog, new(scale.shape, scale), new(hidden.shape, hidden)
+    return new(w_in.shape, w_in), new(w_out.shape, w_out), by_token(values), dlog, new(scale.shape, scale), new(hidden.shape, hidden)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -63,9 +63,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, dy: Tensor, dlast: Tensor, *unused: Any) -> tuple[Any, ...]:
-    log_decay = ctx.saved_tensors[3]
-    dw_in, dw_out, dvalues, dlog, dscale, dhidden = causal_hyper_mix_backward(dy, dlast, *ctx.saved_tensors)
-    return dw_in, dw_out, dvalues, None if log_decay is None else dlog, None, dscale, dhidden
+    kept = ctx.saved_tensors  # asked for once: checkpointing allows no more
+    dw_in, dw_out, dvalues, dlog, dscale, dhidden = causal_hyper_mix_backward(dy, dlast, *kept)
+    return dw_in, dw_out, dvalues, None if kept[3] is None else dlog, None, dscale, dhidden
 
 
 causal_hyper_mix.register_autograd(_differentiate, setup_context=_keep)

@@ -1,0 +1,75 @@
+"""The kernels of block-causal HyperMixing put together; see `block_triton` for the data flow."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokmix.ops.causal_hyper_mix import block_triton as kernels
+from tokmix.ops.causal_hyper_mix.launch import Plan, by_token, flat, lined, strides
+from tokmix.ops.dispatch import INTERPRETED
+from tokmix.ops.hyper_mix.launch import KINDS
+
+WARPS = {"read": 4, "border": 4, "pull": 8}  # for heads of up to 64; wider ones get twice as many
+
+
+def _warps(plan: Plan, name: str) -> int:
+    return WARPS[name] * (1 if max(plan.kp, plan.ep) <= 64 else 2)
+
+
+def _ending(plan: Plan, dtype: torch.dtype) -> tuple[object, ...]:
+    """The constants that every kernel ends with."""
+    return plan.k, plan.e, plan.kp, plan.ep, plan.chunk, KINDS[dtype], INTERPRETED, plan.precision
+
+
+def forward(
+    w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, scale: Tensor, block: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y [B, H, L, e], and for the backward pass: the state at the start of each block and how much each block keeps of it; both empty
+    where there is one block alone, the latter without decay, too."""
+    w_in, w_out, values = lined(w_in), lined(w_out), lined(values)
+    log_decay, real, scale = flat(log_decay), flat(real), scale.contiguous()
+    plan = Plan(w_in, w_out, values, block)
+    starts, kept = None, None
+    if plan.chunks > 1:
+        starts = plan.states()
+        kept = plan.written(w_in, values, log_decay, real, starts)
+        plan.join(torch.zeros(plan.B, plan.H, plan.k, plan.e, device=plan.device), starts, kept, None)
+    y = by_token(values, values.dtype)
+    kernels.block_read[(plan.pieces,)](
+        w_in, w_out, values, log_decay, real, scale, starts, y, plan.L, plan.chunks, plan.H, *strides(w_in, w_out, values, y),
+        *_ending(plan, w_in.dtype), num_warps=_warps(plan, "read"), num_stages=1,
+    )  # fmt: skip
+    return y, plan.empty(0) if starts is None else starts, plan.empty(0) if kept is None else kept
+
+
+def backward(
+    dy: Tensor, w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, scale: Tensor,
+    starts: Tensor, kept: Tensor, block: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of w_in, w_out, values, log_decay (empty without one) and scale."""
+    dy, w_in, w_out, values = lined(dy), lined(w_in), lined(w_out), lined(values)
+    log_decay, real, scale = flat(log_decay), flat(real), scale.contiguous()
+    plan = Plan(w_in, w_out, values, block)
+    B, H, L, k, e = plan.B, plan.H, plan.L, plan.k, plan.e
+    several, ending = plan.chunks > 1, _ending(plan, w_in.dtype)
+    sizes = (L, plan.chunks, H)
+    nothing = torch.zeros(2, B, H, k, e, device=plan.device)  # asked of the state behind the last block; and of the one before the first
+    ends, dborder = nothing[0, :, :, None].contiguous(), plan.empty(B, H, plan.chunks)
+    if several:
+        ends = plan.states()
+        kernels.block_border[(B * H * (plan.chunks - 1),)](
+            w_out, dy, log_decay, scale, starts, ends, dborder, *sizes, *strides(w_out, dy),
+            *ending, num_warps=_warps(plan, "border"), num_stages=1,
+        )  # fmt: skip
+        plan.join(nothing[0], ends, None if log_decay is None else kept, nothing[1])
+    dw_in, dw_out = plan.empty(B, H, L, k, dtype=w_in.dtype), plan.empty(B, H, L, k, dtype=w_out.dtype)
+    dvalues, dscale = by_token(values, values.dtype), plan.empty(B, H, L)
+    dlog = plan.empty(0) if log_decay is None else plan.empty(B, H, L)
+    kernels.block_pull[(plan.pieces,)](
+        w_in, w_out, values, dy, log_decay, real, scale, starts, ends, dw_in, dw_out, dvalues, dlog, dscale, dborder, *sizes,
+        *strides(w_in, w_out, values, dy, dvalues), *ending, num_warps=_warps(plan, "pull"), num_stages=1,
+    )  # fmt: skip
+    if several:  # s_b is the scale of the last token before a block
+        dscale[:, :, block - 1 : (plan.chunks - 1) * block : block] += dborder[:, :, 1:]
+    return dw_in, dw_out, dvalues, dlog, dscale

@@ -1,0 +1,180 @@
+"""Kernels of block-causal HyperMixing: all that stands between the sums of the blocks and their scan, which are `triton`'s.
+
+    y_t = Λ_t s_t/s_b GELU(s_b H_b)ᵀ o_t  +  ½ s_t Σ_{b<u≤t} Λ_t/Λ_u (w_u · o_t) v_u        b the last border before t, s_t given
+
+    write, join      H_b at every border                                                    the exact scan's own
+    block_read       y                                                                      a program for each block and head
+
+Backward, with G = GELU(s_b H_b), far_t = Λ_t s_t/s_b, S = o wᵀ, R = dy vᵀ and M_tu = ½ s_t Λ_t/Λ_u:
+
+    block_border     dG = Σ far_t o_t dy_tᵀ ──> what the block asks of its start
+    join             the same from the last block to the first: D, what all later blocks ask of this one's end
+    block_pull       do = (R⊙M) w + far ⊙ dy Gᵀ     dw = (R⊙M)ᵀ o + after ⊙ v Dᵀ     dv = (S⊙M)ᵀ dy + after ⊙ w D
+                     and the gradients of s and log λ. after_u: the product of the λ behind u in its block
+
+Decays are exp of differences of f_t = log Λ_t, summed from the block's first token; a block is a tile. No atomics.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tokmix.ops.causal_hyper_mix.tiles import kept_after, rows, start
+from tokmix.ops.hyper_mix.triton import gelu, gelu_and_slope, operand
+
+
+@triton.jit
+def fades(LOG, tokens, count):
+    """f_t, and Λ_t/Λ_u for u <= t, zero elsewhere."""
+    earlier = tokens[:, None] >= tokens[None, :]
+    if LOG is None:
+        fade = tl.zeros_like(tokens).to(tl.float32)
+        kept = tl.where(earlier, 1.0, 0.0)
+    else:
+        fade = tl.cumsum(tl.load(LOG + tokens, mask=tokens < count, other=0.0), 0)
+        kept = tl.where(earlier, tl.exp(tl.where(earlier, fade[:, None] - fade[None, :], 0.0)), 0.0)
+    return fade, kept
+
+
+@triton.jit(do_not_specialize=["L", "chunks", "heads"])
+def block_read(
+    W, OUT, V, LOG, REAL, SCALE, STARTS, Y, L, chunks, heads,
+    w_batch, w_head, w_row, o_batch, o_head, o_row, v_batch, v_head, v_row, y_batch, y_head, y_row,
+    K: tl.constexpr, E: tl.constexpr, KP: tl.constexpr, EP: tl.constexpr, CHUNK: tl.constexpr,
+    KIND: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    piece = tl.program_id(0)
+    at, chunk = piece // chunks, piece % chunks
+    tokens, ks, es = tl.arange(0, CHUNK), tl.arange(0, KP), tl.arange(0, EP)
+    begin = chunk * CHUNK
+    count = tl.minimum(L - begin, CHUNK)
+    flat = at.to(tl.int64) * L + begin
+    if REAL is not None:
+        REAL += (at // heads).to(tl.int64) * L + begin
+    if LOG is not None:
+        LOG += flat
+    w = operand(rows(W + start(at, heads, w_batch, w_head, w_row, begin), REAL, tokens, count, w_row, ks, K), KIND, WIDEN)
+    o = operand(rows(OUT + start(at, heads, o_batch, o_head, o_row, begin), None, tokens, count, o_row, ks, K), KIND, WIDEN)
+    v = operand(rows(V + start(at, heads, v_batch, v_head, v_row, begin), REAL, tokens, count, v_row, es, E), KIND, WIDEN)
+    scale = tl.load(SCALE + flat + tokens, mask=tokens < count, other=0.0)
+    fade, kept = fades(LOG, tokens, count)
+    scores = tl.dot(o, tl.trans(w), input_precision=PRECISION) * kept * (0.5 * scale)[:, None]
+    y = tl.dot(operand(scores, KIND, WIDEN), v, input_precision=PRECISION)
+    if chunk > 0:
+        border = tl.load(SCALE + flat - 1)
+        inside = (ks < K)[:, None] & (es < E)[None, :]
+        h = tl.load(STARTS + piece.to(tl.int64) * (K * E) + ks[:, None] * E + es[None, :], mask=inside, other=0.0)
+        read = tl.dot(o, operand(gelu(h * border, KIND), KIND, WIDEN), input_precision=PRECISION)
+        y += (tl.exp(fade) * scale / border)[:, None] * read
+    to = Y + start(at, heads, y_batch, y_head, y_row, begin) + tokens[:, None] * y_row + es[None, :]
+    tl.store(to, y.to(Y.dtype.element_ty), mask=(tokens < count)[:, None] & (es < E)[None, :])
+
+
+@triton.jit(do_not_specialize=["L", "chunks", "heads"])
+def block_border(
+    OUT, DY, LOG, SCALE, STARTS, ENDS, DBORDER, L, chunks, heads, o_batch, o_head, o_row, dy_batch, dy_head, dy_row,
+    K: tl.constexpr, E: tl.constexpr, KP: tl.constexpr, EP: tl.constexpr, CHUNK: tl.constexpr,
+    KIND: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What a block asks of its start, into the end of the block before; and the gradient of s_b as far as it is in G."""
+    at, chunk = tl.program_id(0) // (chunks - 1), tl.program_id(0) % (chunks - 1) + 1
+    piece = at.to(tl.int64) * chunks + chunk
+    tokens, ks, es = tl.arange(0, CHUNK), tl.arange(0, KP), tl.arange(0, EP)
+    begin = chunk * CHUNK
+    count = tl.minimum(L - begin, CHUNK)
+    flat = at.to(tl.int64) * L + begin
+    o = rows(OUT + start(at, heads, o_batch, o_head, o_row, begin), None, tokens, count, o_row, ks, K)
+    dy = rows(DY + start(at, heads, dy_batch, dy_head, dy_row, begin), None, tokens, count, dy_row, es, E)
+    far = tl.load(SCALE + flat + tokens, mask=tokens < count, other=0.0)
+    if LOG is not None:
+        far *= tl.exp(tl.cumsum(tl.load(LOG + flat + tokens, mask=tokens < count, other=0.0), 0))
+    border = tl.load(SCALE + flat - 1)
+    inside = (ks < K)[:, None] & (es < E)[None, :]
+    cell = ks[:, None] * E + es[None, :]
+    h = tl.load(STARTS + piece * (K * E) + cell, mask=inside, other=0.0)
+    _, slope = gelu_and_slope(h * border, KIND)
+    far_dy = operand(dy * (far / border)[:, None], KIND, WIDEN)
+    dread = tl.dot(tl.trans(operand(o, KIND, WIDEN)), far_dy, input_precision=PRECISION) * slope
+    tl.store(ENDS + (piece - 1) * (K * E) + cell, dread * border, mask=inside)
+    tl.store(DBORDER + piece, tl.sum(tl.sum(dread * h, 1), 0))
+
+
+@triton.jit(do_not_specialize=["L", "chunks", "heads"])
+def block_pull(
+    W, OUT, V, DY, LOG, REAL, SCALE, STARTS, ENDS, DW, DOUT, DV, DLOG, DSCALE, DBORDER, L, chunks, heads,
+    w_batch, w_head, w_row, o_batch, o_head, o_row, v_batch, v_head, v_row, dy_batch, dy_head, dy_row, dv_batch, dv_head, dv_row,
+    K: tl.constexpr, E: tl.constexpr, KP: tl.constexpr, EP: tl.constexpr, CHUNK: tl.constexpr,
+    KIND: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    piece = tl.program_id(0)
+    at, chunk = piece // chunks, piece % chunks
+    tokens, ks, es = tl.arange(0, CHUNK), tl.arange(0, KP), tl.arange(0, EP)
+    begin = chunk * CHUNK
+    count = tl.minimum(L - begin, CHUNK)
+    flat = at.to(tl.int64) * L + begin
+    in_t, in_k, in_e = tokens < count, ks < K, es < E
+    real = in_t
+    if REAL is not None:
+        REAL += (at // heads).to(tl.int64) * L + begin
+        real = in_t & (tl.load(REAL + tokens, mask=in_t, other=0) != 0)
+    if LOG is not None:
+        LOG += flat
+    inside = in_k[:, None] & in_e[None, :]
+    cell = piece.to(tl.int64) * (K * E) + ks[:, None] * E + es[None, :]
+    w_wide = rows(W + start(at, heads, w_batch, w_head, w_row, begin), REAL, tokens, count, w_row, ks, K)
+    w = operand(w_wide, KIND, WIDEN)
+    o = operand(rows(OUT + start(at, heads, o_batch, o_head, o_row, begin), None, tokens, count, o_row, ks, K), KIND, WIDEN)
+    v = operand(rows(V + start(at, heads, v_batch, v_head, v_row, begin), REAL, tokens, count, v_row, es, E), KIND, WIDEN)
+    dy_wide = rows(DY + start(at, heads, dy_batch, dy_head, dy_row, begin), None, tokens, count, dy_row, es, E)
+    dy = operand(dy_wide, KIND, WIDEN)
+    scale = tl.load(SCALE + flat + tokens, mask=in_t, other=0.0)
+    fade, kept = fades(LOG, tokens, count)
+    # the own block
+    scores = tl.dot(o, tl.trans(w), input_precision=PRECISION)
+    asked = tl.dot(dy, tl.trans(v), input_precision=PRECISION) * kept * 0.5  # R ⊙ M, without s_t
+    met = asked * scores
+    dscale = tl.sum(met, 1)
+    if LOG is not None:
+        dfade = dscale * scale - tl.sum(met * scale[:, None], 0)
+    asked = operand(asked * scale[:, None], KIND, WIDEN)
+    do = tl.dot(asked, w, input_precision=PRECISION)
+    dw = tl.dot(tl.trans(asked), o, input_precision=PRECISION)
+    dv = tl.dot(tl.trans(operand(scores * kept * (0.5 * scale)[:, None], KIND, WIDEN)), dy, input_precision=PRECISION)
+    # what later blocks ask of the state behind this one
+    end = tl.load(ENDS + cell, mask=inside, other=0.0)
+    narrow_end = operand(end, KIND, WIDEN)
+    dw_after = tl.dot(v, tl.trans(narrow_end), input_precision=PRECISION)
+    dv_after = tl.dot(w, narrow_end, input_precision=PRECISION)
+    if LOG is not None:
+        after, whole = kept_after(LOG, tokens, count)
+        dw_after *= after[:, None]
+        dv_after *= after[:, None]
+        passed = tl.sum(w_wide * dw_after, 1)
+        dfade -= passed
+        dlast = tl.sum(passed, 0)
+    dw += dw_after
+    dv += dv_after
+    # what came before it
+    if chunk > 0:
+        border = tl.load(SCALE + flat - 1)
+        h = tl.load(STARTS + cell, mask=inside, other=0.0)
+        g = operand(gelu(h * border, KIND), KIND, WIDEN)
+        share = tl.exp(fade) / border
+        dfar = tl.sum(dy_wide * tl.dot(o, g, input_precision=PRECISION), 1)
+        do += (share * scale)[:, None] * tl.dot(dy, tl.trans(g), input_precision=PRECISION)
+        dscale += dfar * share
+        lost = dfar * share * scale
+        tl.store(DBORDER + piece, tl.load(DBORDER + piece) - tl.sum(lost, 0) / border)
+        if LOG is not None:
+            dfade += lost
+            dlast += whole * tl.sum(tl.sum(end * h, 1), 0)
+    to = (flat + tokens[:, None]) * K + ks[None, :]
+    there = in_t[:, None] & in_k[None, :]
+    tl.store(DOUT + to, do.to(DOUT.dtype.element_ty), mask=there)
+    tl.store(DW + to, tl.where(real[:, None], dw, 0.0).to(DW.dtype.element_ty), mask=there)
+    to = DV + start(at, heads, dv_batch, dv_head, dv_row, begin) + tokens[:, None] * dv_row + es[None, :]
+    tl.store(to, tl.where(real[:, None], dv, 0.0).to(DV.dtype.element_ty), mask=in_t[:, None] & in_e[None, :])
+    tl.store(DSCALE + flat + tokens, dscale, mask=in_t)
+    if LOG is not None:
+        tl.store(DLOG + flat + tokens, tl.cumsum(dfade, 0, reverse=True) + dlast, mask=in_t)
