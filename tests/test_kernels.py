@@ -40,7 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 
 INTERPRETED = [
     "test_kernels.py", "test_kernel_ops.py", "test_kernel_mixers.py", "test_one_head_kernel.py", "test_decode_kernel.py",
-    "test_causal_kernel.py", "test_block_kernel.py", "test_hyper_mlp_kernel.py", "test_short_kernel.py",
+    "test_causal_kernel.py", "test_block_kernel.py", "test_short_conv.py", "test_hyper_mlp_kernel.py", "test_short_kernel.py",
 ]  # fmt: skip
 
 

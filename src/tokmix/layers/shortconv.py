@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tokmix.ops.short_conv import short_conv
+
 
 class ShortConv(nn.Module):
     """weight [D, K]: the last column multiplies the current token. No bias, no activation, no residual."""
@@ -15,11 +17,4 @@ class ShortConv(nn.Module):
 
     def forward(self, x: Tensor, before: Tensor | None = None) -> Tensor:
         """x [B, L, D]; before [B, K - 1, D] holds the tokens that came just before (None = zeros)."""
-        L, K = x.shape[1], self.weight.shape[1]
-        if before is None:
-            before = x.new_zeros(x.shape[0], K - 1, x.shape[2])
-        padded = torch.cat([before.to(x.dtype), x], dim=1)
-        y = padded[:, :L] * self.weight[:, 0]
-        for tap in range(1, K):
-            y = y + padded[:, tap : tap + L] * self.weight[:, tap]
-        return y
+        return short_conv(x, self.weight, before)

@@ -19,11 +19,14 @@ from tokmix.ops.hyper_mlp import flops as _hyper_mlp  # noqa: F401  (its formula
 from tokmix.ops.shift_mix import library as _shift_mix  # noqa: F401
 from tokmix.ops.shift_mix import matrix_library as _matrix_shift_mix  # noqa: F401
 from tokmix.ops.shift_mix import step_library as _shift_step  # noqa: F401
+from tokmix.ops.short_conv import library as _short_conv  # noqa: F401
 
 Shape = tuple[int, ...]
 
 
-_WITHOUT = ("shift_mix", "shift_mix_backward", "norm_shift_mix", "norm_shift_mix_backward", "shift_step")
+_WITHOUT = (
+    "shift_mix", "shift_mix_backward", "norm_shift_mix", "norm_shift_mix_backward", "shift_step", "short_conv", "short_conv_backward",
+)  # fmt: skip
 
 
 @register_flop_formula([getattr(torch.ops.tokmix, name) for name in _WITHOUT])
