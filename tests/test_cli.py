@@ -80,6 +80,18 @@ def test_a_setting_reaches_its_dataclass_and_only_what_was_said_does() -> None:
     assert "tokens of a row, special ones included" in " ".join(parser.format_help().split())
 
 
+def test_every_setting_of_training_says_what_it_is_and_can_be_turned_off(capsys: pytest.CaptureFixture[str]) -> None:
+    import argparse
+
+    from tokmix.arguments import _notes, add_settings, said
+    from tokmix.lab.settings import ModelSettings, TrainSettings
+
+    parser = argparse.ArgumentParser()
+    add_settings(parser, ModelSettings, "model.")
+    assert said(parser.parse_args(["--no-model.compare"]), ModelSettings, "model.") == {"model.compare": False}
+    assert all(note for name, note in _notes(TrainSettings).items() if getattr(TrainSettings, name) is None)
+
+
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     writer = subprocess.Popen([sys.executable, "-m", "tokmix", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert writer.stdout is not None and writer.stderr is not None

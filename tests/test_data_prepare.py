@@ -180,3 +180,16 @@ def test_progress_is_drawn_where_asked(tmp_path, capfd):
     prepare(tmp_path / "a.csv", tmp_path / "two", vocab=100, progress=False)
     captured = capfd.readouterr()
     assert captured.err == "" and captured.out == ""
+
+
+def test_tokens_that_are_mostly_unknown_are_said(tmp_path):
+    table = tmp_path / "thai.csv"  # written without spaces: a sentence is one word, and too long for wordpiece
+    table.write_text("text,label\n" + "".join(f"{'ดีมาก' * 30}{i},{'ab'[i % 2]}\n" for i in range(40)), encoding="utf-8")
+    assert any("33 % of train's tokens are unknown" in warning for warning in prepare(table, tmp_path / "one").warnings)
+    assert not any("unknown" in warning for warning in prepare(table, tmp_path / "two", tokenizer="bpe").warnings)
+
+
+def test_labels_without_rows_in_train_are_not_a_page_of_warnings(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"t{i},c{i}\n" for i in range(90)))
+    warnings = prepare(tmp_path / "a.csv", tmp_path / "out").warnings
+    assert sum("no row in train" in warning for warning in warnings) == 6 and "more labels" in warnings[-1]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 np = pytest.importorskip("numpy")
 tokenizers = pytest.importorskip("tokenizers")
 
-from tokmix.data.tokenize import Encoder, byte_tokenizer, load_tokenizer, make_ready, train_tokenizer, vocab_size  # noqa: E402
+from tokmix.data.tokenize import Encoder, _bounded, byte_tokenizer, load_tokenizer, make_ready, train_tokenizer, vocab_size  # noqa: E402
 
 TEXTS = [
     f"the {a} {b} sat on the {c}, didn't it? {n}"
@@ -29,6 +29,17 @@ def train(kind, vocab=400):
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 def test_training_twice_gives_the_same_tokenizer(kind):
     assert len({train(kind).to_str() for _ in range(6)}) == 1
+
+
+def test_trainers_get_long_words_in_pieces():
+    # Their time is quadratic in a word's length: hours for a megabyte of DNA.
+    text = "so " + "acgt" * 600 + " " * 1500 + "end"
+    pieces = list(_bounded(text))
+    assert "".join(pieces) == text
+    assert max(len(word) for piece in pieces for word in piece.split()) == 1000
+    assert list(_bounded("as it was")) == ["as it was"]
+    learned = train_tokenizer("bpe", lambda: ["a" * 4000], 300).get_vocab()
+    assert max(map(len, learned), default=0) <= 1000 and "aaaa" in learned
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "bytes"])

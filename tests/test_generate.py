@@ -109,6 +109,8 @@ def test_nothing_to_do() -> None:
     [
         ({"prompts": [[1], []]}, "prompt 1 is empty"),
         ({"prompts": [[99]]}, "token id 99"),
+        ({"prompts": [[1.5]]}, "lists of whole numbers"),
+        ({"prompts": [1, 2]}, "lists of whole numbers"),
         ({"max_new": -1}, "max_new=-1"),
         ({"min_new": 9, "max_new": 3}, "min_new=9"),
         ({"temperature": -1.0}, "temperature=-1.0"),

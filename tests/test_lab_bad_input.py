@@ -87,6 +87,11 @@ def test_bad_settings_for_good_tables(tmp_path, capsys):
         "good.csv is a file": ["prepare", table, "--out", table / "out"],
         "mixer 'fnet' has no 'causal' mode": ["train", tmp_path / "text", *out, "--stack", "fnet*2", *SMALL],
         "mixer 'fnt'": ["train", table, *out, "--stack", "fnt*2", *SMALL],
+        "train.beta2=2.0": ["train", table, *out, "--train.beta2", "2", *SMALL],
+        "train.clip=nan": ["train", table, *out, "--train.clip", "nan", *SMALL],
+        "train.weight_decay=-1.0": ["train", table, *out, "--train.weight_decay", "-1", *SMALL],
+        "train.lr=inf": ["train", table, *out, "--train.lr", "inf", *SMALL],
+        "train.seed=9223372036854775808": ["train", table, *out, "--seed", 2**63, *SMALL],
         "no split 'valid'": ["train", table, *out, "--train.final", "valid", "--prepare.valid", "0", *SMALL],
     }.items():
         assert words in refused(tmp_path, capsys, *command), words
@@ -99,6 +104,7 @@ def test_bad_data_for_a_model(trained, tmp_path, capsys):
     for name, content in {"odd.csv": "text,label\nfine day,goood\n", "col.csv": "txt,label\na,good\n", "none.txt": ""}.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    (tmp_path / "number.jsonl").write_text('{"text": 5}\n')
     for words, command in {
         "label 'goood' does not occur in training; known: bad, good, did you mean 'good'": ["eval", model, tmp_path / "odd.csv"],
         "no column 'text'": ["eval", model, tmp_path / "col.csv"],
@@ -108,8 +114,35 @@ def test_bad_data_for_a_model(trained, tmp_path, capsys):
         "line 1: byte 0xe9": ["predict", model, tmp_path / "latin.txt"],
         "no file 'nothing.csv'": ["predict", model, "nothing.csv"],
         "needs one for lm": ["generate", model, "--prompt", "a"],
+        "is not utf-8 at letter 3": ["predict", model, "a \udcff"],
+        "is a folder": ["predict", model, tmp_path],
+        "line 1: column 'text' holds int": ["predict", model, tmp_path / "number.jsonl"],
     }.items():
         assert words in refused(tmp_path, capsys, *command), words
+
+
+def test_texts_longer_than_a_files_name_and_rows_without_text(trained, tmp_path, capsys):
+    (tmp_path / "none.jsonl").write_text('{"text": null}\n{"text": ""}\n')
+    for given, texts in ((["a fine film " * 40], ["a fine film " * 40]), ([str(tmp_path / "none.jsonl")], ["", ""])):
+        capsys.readouterr()
+        assert main(["predict", str(trained / "run"), *given]) == 0
+        assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == texts
+
+
+def test_other_columns_and_encodings_than_those_of_training(trained, tmp_path, capsys):
+    (tmp_path / "a.csv").write_bytes("so ein sch\u00f6ner film,good\n".encode("latin-1"))
+    assert main(["eval", str(trained / "run"), str(tmp_path / "a.csv"), "--encoding", "latin-1", "--header", "text,label"]) == 0
+    (tmp_path / "b.csv").write_text("review,sentiment\na fine film,good\n")
+    assert main(["eval", str(trained / "run"), str(tmp_path / "b.csv"), "--text", "review", "--label", "sentiment"]) == 0
+    (tmp_path / "a.txt").write_bytes("sch\u00f6n\n".encode("latin-1"))
+    capsys.readouterr()
+    assert main(["predict", str(trained / "run"), str(tmp_path / "a.txt"), "--encoding", "latin-1"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == "sch\u00f6n"
+
+
+def test_whoever_may_read_the_folder_may_read_the_weights(trained):
+    modes = {path.stat().st_mode & 0o777 for path in (trained / "run" / "model").iterdir()}
+    assert len(modes) == 1
 
 
 def edited(name: str, **values: object):

@@ -179,6 +179,16 @@ def test_a_language_model_is_trained_measured_and_continued(language_model, caps
     texts = [generate.run(language_model / "run", "the day was", max_new=12, seed=seed) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
     assert capsys.readouterr().out.startswith("the day was" + texts[0])
+    assert generate.run(language_model / "run", "the day was", max_new=0) == "" and capsys.readouterr().out == "the day was\n"
+    with pytest.raises(ValueError, match="is not utf-8 at letter 1"):
+        generate.run(language_model / "run", "\udcff")
+
+
+def test_a_prompt_beyond_a_models_length_is_named(tmp_path):
+    given = {"model__stack": "gmlp", "model__length": 8, "prepare__vocab": 300, "train__steps": 1}
+    run(write_text(tmp_path / "text", 20), tmp_path / "run", settings(**given), quiet=True)
+    with pytest.raises(ValueError, match="takes at most 6 to go on from: shorten it"):
+        generate.run(tmp_path / "run", "the day was so " * 9)
 
 
 def test_masked_tokens_are_learnt_from_any_rows(tmp_path):

@@ -41,6 +41,7 @@ def test_from_lengths() -> None:
         (lambda: Segments(torch.zeros(3)), "shape"),
         (lambda: Segments(torch.zeros(2, 3)), "whole numbers"),
         (lambda: Segments.from_lengths([3, -1]), "negative"),
+        (lambda: Segments.from_lengths([3, 2.5]), "no whole number"),
         (lambda: Segments.from_lengths([3, 5], 4), "T=4"),
         (lambda: Segments.from_mask(torch.zeros(2, 3)), "bool"),
     ],

@@ -21,7 +21,7 @@ def add_settings(parser: argparse.ArgumentParser, settings: type, prefix: str = 
         if field.default is not None:
             shown = f"{shown} (default: {field.default})".strip()
         keep: dict[str, Any] = {"dest": prefix + field.name, "default": argparse.SUPPRESS, "help": shown.replace("%", "%%")}
-        if hints[field.name] is bool:
+        if hints[field.name] in (bool, bool | None):
             parser.add_argument(option, action=argparse.BooleanOptionalAction, **keep)
             continue
         read, choices = _reader(hints[field.name])

@@ -38,6 +38,14 @@ def divides(what: str, part: int, whole_name: str, whole: int) -> None:
         raise ValueError(f"{what}={part} does not divide {whole_name}={whole}; the nearest that does is {close}")
 
 
+def check_text(text: str) -> None:
+    """Bytes that are not utf-8 come from a command line or a pipe as halves of characters, which nothing can encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the text {text[:60]!r} is not utf-8 at letter {error.start + 1}: convert it to utf-8") from None
+
+
 def typed(what: str, given: object, hint: object) -> None:
     """Check a value against a type annotation: Literal, unions, tuples, and plain types (a bool is not an int)."""
     if not _fits(given, hint):

@@ -7,6 +7,7 @@ never changes what it gets.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import index
 from typing import Literal, overload
 
 import torch
@@ -48,7 +49,10 @@ def generate(
     seed         of the sampling; None draws one
     stream       give an iterator of (row, id) as the tokens come
     """
-    rows = [list(prompt) for prompt in prompts]
+    try:
+        rows = [[index(token) for token in prompt] for prompt in prompts]
+    except TypeError:
+        raise ValueError(f"prompts={prompts!r} should be lists of whole numbers, such as [[5, 8, 2], [7]]") from None
     _check(model, rows, max_new, min_new, temperature, top_k, top_p, stop)
     if seed is None:
         seed = int(torch.randint(2**31, ()))

@@ -147,9 +147,10 @@ class Segments:
     ) -> Segments:
         """One sequence a row of the given lengths; a list of lists packs several into a row."""
         given: list[Any] = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
-        rows = [[int(m) for m in n] if isinstance(n, (list, tuple)) else [int(n)] for n in given]
-        if any(n < 0 for row in rows for n in row):
-            raise ValueError(f"lengths={given} holds a negative length")
+        rows = [list(n) if isinstance(n, (list, tuple)) else [n] for n in given]
+        if any(n < 0 or n != int(n) for row in rows for n in row):
+            raise ValueError(f"lengths={given} holds one that is negative or no whole number")
+        rows = [[int(n) for n in row] for row in rows]
         needed = max((sum(row) for row in rows), default=0)
         width = needed if T is None else T
         if width < needed:

@@ -11,11 +11,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("texts", metavar="TEXT", nargs="*", default=["-"], help="texts, a file, or - for standard input (the default)")
     parser.add_argument("--format", choices=["jsonl", "table"], default="jsonl", help="default: %(default)s")
+    parser.add_argument("--encoding", default="utf-8", help="of a file (default: %(default)s)")
     add_imports(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from tokmix.lab.predict import run as predict
 
-    predict(options.model, options.texts, format=options.format, imports=options.imports)
+    predict(options.model, options.texts, format=options.format, encoding=options.encoding, imports=options.imports)
     return 0

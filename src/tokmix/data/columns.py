@@ -17,6 +17,7 @@ TEXTS = ("text", "sentence", "content", "review", "body", "comment", "document",
          "question", "article", "description", "abstract", "title")  # fmt: skip
 LABELS = ("label", "labels", "class", "category", "target", "intent", "sentiment", "topic", "tag", "gold_label", "coarse_label", "y")
 SCORES = ("score", "similarity", "similarity_score", "relatedness_score", "rating", "stars", "value")
+LARGEST = 1e30  # of a score, which is kept as a float32
 IGNORED = ("", "id", "idx", "index", "guid", "uid", "uuid", "pairid", "row", "split", "url", "unnamed: 0")
 
 
@@ -51,6 +52,8 @@ def choose_columns(
         raise ValueError(f"text={text!r} names {len(texts)} columns; one, or two for a pair, can be used")
     split = split or known.get("split")
     target = label or (None if task in ("lm", "mlm") else _first(known, (*LABELS, *SCORES), (*texts, split, group)))
+    if target in texts or len(set(texts)) < len(texts):
+        raise ValueError(f"{name}: column {target if target in texts else texts[0]!r} is named twice among the texts and the label")
     taken = {target, split, group}
     texts = texts or _guess_text(known, taken)
     rest = [column for column in columns if column not in {*taken, *texts} and column.lower() not in IGNORED]
@@ -167,6 +170,8 @@ class Targets:
                 raise ValueError(f"{self.not_number[1]}: {column} {self.not_number[0]!r} is not a number")
             if self.not_finite:
                 raise ValueError(f"{self.not_finite[1]}: {column} is {self.not_finite[0]}; a score has to be a finite number")
+            if (largest := max(abs(self.low), abs(self.high))) > LARGEST:
+                raise ValueError(f"column {column!r} holds scores up to {largest:g}; they are learned in float32, up to {LARGEST:g}")
             if self.low == self.high:
                 raise ValueError(f"every {column} is {self.low:g}: there is nothing to learn")
         elif task == "classify":

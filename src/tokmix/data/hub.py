@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +59,23 @@ def fetched(name: str, subset: str | None, beside: str) -> list[Part]:
     """A data set of the hub, by its name."""
     datasets = need("datasets", f"there is no file or folder {name!r}{beside}; taking it as a name on the Hugging Face hub")
     try:
-        loaded = datasets.load_dataset(name, subset)
+        with _quiet():
+            loaded = datasets.load_dataset(name, subset)
     except Exception as error:
         raise ValueError(f"no file or folder {name!r}{beside}; and the Hugging Face hub gave no such data set: {_line(error)}") from None
     return _parts(name, loaded, None)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without a line for every time the hub did not answer: the last error says it."""
+    log = logging.getLogger("huggingface_hub")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _parts(name: str, loaded: Any, folder: Path | None) -> list[Part]:

@@ -26,6 +26,7 @@ from tokmix.data.tokens import TokenSplit
 from tokmix.data.write import SplitWriter
 
 TOKENIZER_CHARACTERS = 200_000_000  # a tokenizer learns from about this much of train; more changes little and costs memory
+UNKNOWN = 0.1  # a share of unknown tokens that is worth a warning
 BATCH_CHARACTERS = 2**18  # encoded at once; a token costs its encoding some hundred bytes
 
 
@@ -87,7 +88,7 @@ def _write(plan: Plan, folder: Path, bars: Progress) -> Card:
     for name, split in card.splits.items():
         _describe_targets(split, TokenSplit(folder, name, card))
     card.overlap = overlap({name: TokenSplit(folder, name, card).keys for name in card.splits})
-    card.warnings += _warnings(plan, card, left_out)
+    card.warnings += [*_warnings(plan, card, left_out), *_unknown(card, folder)]
     return card
 
 
@@ -209,6 +210,17 @@ def _warnings(plan: Plan, card: Card, left_out: LeftOut) -> Iterator[str]:
     if left_out.counts:
         yield f"left out: {left_out}"
     if "train" in card.splits and not plan.asked.labels:
-        for label, count in card.splits["train"].labels.items():
-            if count == 0:
-                yield f"label {label!r} has no row in train"
+        absent = [label for label, count in card.splits["train"].labels.items() if count == 0]
+        yield from (f"label {label!r} has no row in train" for label in absent[:5])
+        if len(absent) > 5:
+            yield f"{len(absent) - 5:,} more labels have no row in train"
+
+
+def _unknown(card: Card, folder: Path) -> Iterator[str]:
+    """Rows that are all alike to the tokenizer teach nothing, which nobody would see."""
+    for name, split in card.splits.items():
+        ids = TokenSplit(folder, name, card).read(0, min(split.tokens, 2**20))
+        share = float((ids == card.tokenizer["roles"].get("unk", -1)).mean()) if len(ids) else 0.0
+        if share > UNKNOWN:
+            why = "letters it does not know, or words of more than 100 (as where no spaces are written)"
+            yield f"{100 * share:.2g} % of {name}'s tokens are unknown: {why}; tokenizer=bpe leaves nothing unknown"

@@ -111,7 +111,8 @@ class Delimited(File):
                     yield before + 1, fields  # a quoted field may span lines: name the one the row begins on
                 before = reader.line_num
         except csv.Error as error:
-            raise ValueError(f"{self.where(before + 1)}: not a csv row ({error})") from None
+            why = "a carriage return alone ends no line: convert line ends to \\n" if "new-line" in str(error) else error
+            raise ValueError(f"{self.where(before + 1)}: not a csv row ({why})") from None
 
     def _delimiter(self) -> str:
         """A comma, or the semicolon or tab of other programs where the first line has no comma."""
@@ -162,6 +163,8 @@ def name_classes(values: list[Any], known: dict[int, list[str]]) -> list[Any]:
 def place(name: str, columns: Sequence[str], column: str) -> int:
     if column not in columns:
         raise ValueError(f"{name} has no column {column!r}; it has: {', '.join(columns)}{nearest(column, columns)}")
+    if columns.count(column) > 1:
+        raise ValueError(f"{name} has {columns.count(column)} columns {column!r}: rename all but one")
     return columns.index(column)
 
 

@@ -43,7 +43,7 @@ def examples(parts: Sequence[Part], columns: Columns, choose: Chooser, left_out:
     wanted, n = columns.all(), len(columns.text)
     for part in parts:
         for number, values in part.rows(wanted):
-            texts = tuple([_text(part, number, column, value) for column, value in zip(columns.text, values, strict=False)])
+            texts = tuple([text_of(part, number, column, value) for column, value in zip(columns.text, values, strict=False)])
             extra = dict(zip(wanted[n:], values[n:], strict=True))
             if not any(text and not text.isspace() for text in texts):
                 left_out.add("no text")
@@ -61,7 +61,7 @@ def examples(parts: Sequence[Part], columns: Columns, choose: Chooser, left_out:
             yield Example(part, number, texts, target, choose(given, decides), key)
 
 
-def _text(part: Part, number: int, column: str, value: Any) -> str:
+def text_of(part: Part, number: int, column: str, value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):

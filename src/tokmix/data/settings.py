@@ -23,11 +23,9 @@ class PrepareSettings:
     resplit: bool = False  # split by hash even where splits are given
     into: Literal["train", "valid", "test"] | None = None  # put every row into this split: for evaluating a trained model
     valid: float | None = None  # share of valid where no splits are given; None: a tenth, less for large data
-    test: float | None = None
+    test: float | None = None  # the same for test
     tokenizer: str | None = None  # wordpiece, bpe, bytes, or a tokenizer.json; None: wordpiece for rows, bpe for lm
-    vocab: int | None = (
-        None  # of a tokenizer that is trained; it may end smaller where the text has less to offer; None: 16384 for rows, 8192 for lm
-    )
+    vocab: int | None = None  # of a tokenizer that is trained, smaller where the text has less; None: 16384 for rows, 8192 for lm
     lowercase: bool = True  # wordpiece only
     max_len: int = 512  # tokens of a row, special ones included; a running text is not cut
     long: Literal["truncate", "refuse"] = "truncate"  # what to do with a longer row

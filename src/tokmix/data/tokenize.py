@@ -11,6 +11,7 @@ Text that spells a special token stays text: a review that says "[SEP]" must not
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ NEEDED = {
     "lm": ("eot",),
 }
 _ALPHABET = 1000  # distinct characters a wordpiece vocabulary keeps
+_LONG = re.compile(r"\S{1000}|\s{1000}")
 
 
 def _tokenizers() -> Any:
@@ -47,7 +49,22 @@ def train_tokenizer(kind: str, texts: Callable[[], Iterable[str]], vocab: int, l
     """`texts()` gives the training texts, each time anew."""
     if kind == "bytes":
         return byte_tokenizer()
-    return _train_wordpiece(texts, vocab, lowercase) if kind == "wordpiece" else _train_bpe(texts, vocab)
+
+    def pieces() -> Iterator[str]:
+        for text in texts():
+            yield from _bounded(text)
+
+    return _train_wordpiece(pieces, vocab, lowercase) if kind == "wordpiece" else _train_bpe(pieces, vocab)
+
+
+def _bounded(text: str) -> Iterator[str]:
+    """The text, cut where a word (DNA, base64, a script without spaces) or a gap is too long: the trainers take time quadratic
+    in a word's length, hours for a megabyte."""
+    start = 0
+    for long in _LONG.finditer(text):
+        yield text[start : long.end()]
+        start = long.end()
+    yield text[start:]
 
 
 def _train_bpe(texts: Callable[[], Iterable[str]], vocab: int) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
 from tokmix import sampling
+from tokmix.checks import check_text
 from tokmix.lab import modelfolder
 from tokmix.lab.imports import import_files
 from tokmix.lab.modelfolder import Trained
@@ -25,11 +27,14 @@ def stream(
     """Pieces of text as they come; joined they are the continuation. It ends with the document, or after max_new tokens."""
     if trained.task != "lm":
         raise ValueError(f"{trained.folder} is a model for {trained.task}, and generate needs one for lm")
-    end = trained.roles["eot"]
+    check_text(prompt)
+    end, limit = trained.roles["eot"], trained.model.limit
     # In training a document begins after the end of the one before it.
     start = [end, *map(int, trained.encoder().documents([prompt])[0])]
-    if trained.model.limit is not None:
-        max_new = min(max_new, max(0, trained.model.limit - len(start)))
+    if limit is not None:
+        if len(start) >= limit:
+            raise ValueError(f"the prompt has {len(start) - 1} tokens, and this model takes at most {limit - 2} to go on from: shorten it")
+        max_new = min(max_new, limit - len(start))
     ids: list[int] = []
     shown = ""
     before = trained.tokenizer.decode(start[1:])
@@ -63,8 +68,8 @@ def run(
     out = out or sys.stdout
     trained = modelfolder.load(model, device)
     pieces = []
-    for i, piece in enumerate(stream(trained, prompt, max_new, temperature, top_k, top_p, seed)):
-        if i == 0:
+    for i, piece in enumerate(chain(stream(trained, prompt, max_new, temperature, top_k, top_p, seed), [""])):
+        if i == 0:  # nothing is printed before what was given has been checked
             out.write(prompt)
         out.write(piece)
         out.flush()

@@ -45,6 +45,8 @@ def save(out: Path, model: Model, card: Card, tokenizer: Path, record: dict[str,
     with new_folder(out) as folder:
         with _no_bars():
             wrapped.save_pretrained(folder)
+        # Written for its owner alone, whatever the umask says; who may read the rest may read the weights.
+        (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
         # A language model continues at the right; the fill-mask pipeline reads [MASK] from its text, which elsewhere stays text.
         words = {"max_len": model.config.max_len, "left": task == "lm", "spelled": task == "mlm"}
         hf.wrap_tokenizer(load_tokenizer(tokenizer), roles, **words).save_pretrained(folder)

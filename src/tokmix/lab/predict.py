@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tokmix.checks import one_of
+from tokmix.checks import check_text, one_of
 from tokmix.data.batches import lay_out
 from tokmix.data.extra import np
 from tokmix.data.read import FORMATS, Text, open_source
+from tokmix.data.rows import text_of
 from tokmix.lab import modelfolder
 from tokmix.lab.imports import import_files
 from tokmix.lab.modelfolder import Trained
@@ -47,6 +48,8 @@ class Predictor:
         wanted = 2 if self.trained.pair else 1
         if len(row) != wanted:
             raise ValueError(f"this model reads {wanted} text{'s' * (wanted > 1)} at a time, not {len(row)}: {' | '.join(row)[:80]!r}")
+        for one in row:
+            check_text(one)
         return row
 
     @torch.inference_mode()
@@ -84,6 +87,7 @@ def run(
     given: Sequence[str],
     *,
     format: str = "jsonl",
+    encoding: str = "utf-8",
     device: str = "cpu",
     imports: Sequence[str | Path] = (),
 ) -> int:
@@ -92,7 +96,7 @@ def run(
     import_files(imports)
     predictor = Predictor(modelfolder.load(model, device))
     count = 0
-    for answer in predictor(read_texts(predictor.trained, given)):
+    for answer in predictor(read_texts(predictor.trained, given, encoding)):
         print(json.dumps(answer, ensure_ascii=False) if format == "jsonl" else _table_row(answer))
         count += 1
     if count == 0:
@@ -111,19 +115,28 @@ def _table_row(answer: dict[str, Any]) -> str:
     return f"{answer['label']:<16} {answer['probabilities'][answer['label']]:.4f}  {shown}"
 
 
-def read_texts(trained: Trained, given: Sequence[str]) -> Iterator[str | tuple[str, ...]]:
+def read_texts(trained: Trained, given: Sequence[str], encoding: str = "utf-8") -> Iterator[str | tuple[str, ...]]:
     """Texts as given, the lines of standard input for '-', or a file: lines of a .txt, the model's text columns of a table.
     In a line, a tab parts the two texts of a pair."""
     if list(given) == ["-"]:
         yield from (_parted(trained, line.rstrip("\r\n")) for line in sys.stdin if line.strip())
-    elif len(given) == 1 and Path(given[0]).is_file():
-        yield from _file(trained, Path(given[0]))
+    elif len(given) == 1 and _there(Path.is_file, given[0]):
+        yield from _file(trained, Path(given[0]), encoding)
+    elif len(given) == 1 and _there(Path.is_dir, given[0]):
+        raise ValueError(f"{given[0]!r} is a folder: give a file in it, or the text on standard input, with -")
     elif len(given) == 1 and _looks_like_a_file(given[0]):
         raise ValueError(f"no file {given[0]!r}; a text that reads like a file's name can be given on standard input, with -")
     elif trained.pair and len(given) == 2 and not any("\t" in text for text in given):
         yield tuple(given)
     else:
         yield from (_parted(trained, text) for text in given)
+
+
+def _there(kind: Callable[[Path], bool], text: str) -> bool:
+    try:
+        return kind(Path(text)) and bool(text)
+    except (OSError, ValueError):  # longer than a name can be, or with letters that no name has: a text
+        return False
 
 
 def _looks_like_a_file(text: str) -> bool:
@@ -134,14 +147,15 @@ def _parted(trained: Trained, line: str) -> str | tuple[str, ...]:
     return tuple(line.split("\t", 1)) if trained.pair else line
 
 
-def _file(trained: Trained, path: Path) -> Iterator[str | tuple[str, ...]]:
+def _file(trained: Trained, path: Path, encoding: str) -> Iterator[str | tuple[str, ...]]:
     known = Path(path.name.removesuffix(".gz")).suffix.lower()
-    (part,) = open_source(path, format=FORMATS.get(known, "txt"))
+    (part,) = open_source(path, format=FORMATS.get(known, "txt"), encoding=encoding)
     if isinstance(part, Text):
         from tokmix.data.lines import lines
 
-        yield from (_parted(trained, line.rstrip("\r\n")) for _, line in lines(path, "utf-8") if line.strip())
+        yield from (_parted(trained, line.rstrip("\r\n")) for _, line in lines(path, encoding) if line.strip())
         return
-    for _, values in part.rows(list(trained.record["columns"]["text"])):
-        texts = tuple(str(value) for value in values)
+    columns = list(trained.record["columns"]["text"])
+    for number, values in part.rows(columns):
+        texts = tuple(text_of(part, number, column, value) for column, value in zip(columns, values, strict=True))
         yield texts if trained.pair else texts[0]

@@ -51,18 +51,14 @@ class TrainSettings:
     final_lr: float = 0.0  # where the cosine ends, as a share of lr
     weight_decay: float = 0.05
     beta2: float = 0.98
-    average: float | None = (
-        None  # the weights used are a running mean: how much of it stays at each step; 0: as they are; None: by the kind of data
-    )
+    average: float | None = None  # of the running mean of the weights, what stays at each step; 0: no mean; None: by the kind of data
     clip: float = 1.0  # largest norm of the gradient; 0: any
     tokens: int = 4096  # of a batch, padding included
     rows: int = 64  # most rows of a batch
     packed: bool = False  # rows without padding, where every mixer of the stack offers it
     token_dropout: float | None = None  # share of the tokens hidden at each reading; None: by the kind of data
     label_smoothing: float = 0.0
-    pretrain: int | None = (
-        None  # epochs of a warm-up, finding hidden tokens in train's text; 0: none; None: 30 for small tables of single texts
-    )
+    pretrain: int | None = None  # epochs of a warm-up, finding hidden tokens in train; 0: none; None: 30 for small tables of single texts
     mask: float | None = None  # mlm: share of tokens hidden and asked for; None: 0.15, in a warm-up 0.3
     fraction: float = 1.0  # share of train's rows that are trained on, by a hash of each: a smaller share is part of a larger one
     holdout: float | None = None  # share of train kept apart to choose the best weights by; None: a tenth, less for large data
@@ -85,17 +81,24 @@ class TrainSettings:
             if getattr(self, name) is not None:
                 at_least(f"train.{name}", getattr(self, name), 1)
         at_least("train.seed", self.seed, 0)
+        within("train.seed", self.seed, 0, 2**63 - 1)
         for name in ("warmup", "final_lr", "token_dropout", "holdout", "label_smoothing"):
             if getattr(self, name) is not None:
                 within(f"train.{name}", getattr(self, name), 0, 0.9)
+        if self.mask is not None:
+            within("train.mask", self.mask, 0.01, 1)
         if not 0 < self.fraction <= 1:
             raise ValueError(f"train.fraction={self.fraction} should be above 0 and at most 1")
         if self.pretrain is not None:
             at_least("train.pretrain", self.pretrain, 0)
-        if self.average is not None and not 0 <= self.average < 1:
-            raise ValueError(f"train.average={self.average} should be at least 0 and below 1")
-        if self.lr is not None and not self.lr > 0:
-            raise ValueError(f"train.lr={self.lr} should be above 0")
+        for name in ("average", "beta2"):
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"train.{name}={getattr(self, name)} should be at least 0 and below 1")
+        for name in ("weight_decay", "clip"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"train.{name}={getattr(self, name)} should be a finite number of at least 0")
+        if self.lr is not None and not 0 < self.lr < float("inf"):
+            raise ValueError(f"train.lr={self.lr} should be a finite number above 0")
         for name in ("minutes", "save_seconds"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"train.{name}={getattr(self, name)} should be above 0")
