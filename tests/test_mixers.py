@@ -192,6 +192,12 @@ def test_compiles_as_one_graph(case: Case) -> None:
     close(compiled(x, segments), mixer(x, segments))
     close(compiled(x, packed), mixer(x, packed))
     compiled(x, segments).sum().backward()
+    if not case.options:  # one graph for any length, from the second one on
+        for length in (11, 7):
+            other = tokens(2, length, DIM).requires_grad_()
+            y = compiled(other)
+            close(y, mixer(other))
+            y.sum().backward()
     if case.causal and case.has("step"):
         step = torch.compile(mixer.step, fullgraph=True, backend="eager")
         y, _ = step(x.detach(), mixer.init_state(2, x), segments)

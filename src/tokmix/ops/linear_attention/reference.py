@@ -35,8 +35,10 @@ def causal(q: Tensor, k: Tensor, v: Tensor, carry: Carry) -> tuple[Tensor, Carry
     L, dtype = q.shape[2], carry.outer.dtype
     chunk = min(CHUNK, L)
     pad = -L % chunk
-    # [B, H, chunks, C, e]
-    q, k, v = (F.pad(x.to(dtype), (0, 0, 0, pad)).unflatten(2, (-1, chunk)) for x in (q, k, v))
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    if pad:  # by nothing would be a copy, whose strides compiled graphs of any length get wrong
+        q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
+    q, k, v = (x.unflatten(2, (-1, chunk)) for x in (q, k, v))  # [B, H, chunks, C, e]
     outer = (k.transpose(-1, -2) @ v).cumsum(2) + carry.outer[:, :, None]  # after each chunk
     total = k.sum(3).cumsum(2) + carry.total[:, :, None]
     outer_before = torch.cat([carry.outer[:, :, None], outer[:, :, :-1]], dim=2)
