@@ -193,3 +193,10 @@ def test_labels_without_rows_in_train_are_not_a_page_of_warnings(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"t{i},c{i}\n" for i in range(90)))
     warnings = prepare(tmp_path / "a.csv", tmp_path / "out").warnings
     assert sum("no row in train" in warning for warning in warnings) == 6 and "more labels" in warnings[-1]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "bytes"])
+def test_a_language_model_on_a_tokenizer_that_forgets_is_warned_of(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("A few Words\nof some book.\n" * 200)
+    card = prepare(tmp_path / "text.txt", tmp_path / "out", tokenizer=kind, vocab=300)
+    assert any("bits per byte" in line for line in card.warnings) == (kind == "wordpiece")

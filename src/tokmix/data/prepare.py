@@ -89,7 +89,18 @@ def _write(plan: Plan, folder: Path, bars: Progress) -> Card:
         _describe_targets(split, TokenSplit(folder, name, card))
     card.overlap = overlap({name: TokenSplit(folder, name, card).keys for name in card.splits})
     card.warnings += [*_warnings(plan, card, left_out), *_unknown(card, folder)]
+    if plan.stream and _forgets(tokenizer):
+        card.warnings.append(
+            f"the tokenizer, {kind}, keeps not all of a text (letter case, spaces, rare letters): bits per byte of models on it are "
+            "lower than those of others, and cannot be compared; tokenizer=bpe or bytes keeps everything"
+        )
     return card
+
+
+def _forgets(tokenizer: Any) -> bool:
+    """Whether a text is not what comes back from its ids."""
+    text = "Ab é\n  ab\t中 🙂"
+    return bool(tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) != text)
 
 
 def _tokenizer(plan: Plan, bars: Progress) -> tuple[str, Any]:
