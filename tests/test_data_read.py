@@ -264,3 +264,8 @@ def test_a_pattern_reads_other_files_as_plain_text(tmp_path):
     parts = open_source(tmp_path / "d", pattern="*.py")
     assert [part.name for part in parts] == ["a.py"]
     assert "".join(parts[0].chunks()) == "print(1)\n"
+
+
+def test_an_empty_name_is_not_the_folder_one_stands_in() -> None:
+    with pytest.raises(ValueError, match="no file or folder was named"):
+        open_source("")

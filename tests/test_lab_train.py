@@ -184,11 +184,15 @@ def test_a_language_model_is_trained_measured_and_continued(language_model, caps
         generate.run(language_model / "run", "\udcff")
 
 
-def test_a_prompt_beyond_a_models_length_is_named(tmp_path):
+def test_a_prompt_beyond_a_models_length_is_named(tmp_path, capsys):
     given = {"model__stack": "gmlp", "model__length": 8, "prepare__vocab": 300, "train__steps": 1}
     run(write_text(tmp_path / "text", 20), tmp_path / "run", settings(**given), quiet=True)
     with pytest.raises(ValueError, match="takes at most 6 to go on from: shorten it"):
         generate.run(tmp_path / "run", "the day was so " * 9)
+    generate.run(tmp_path / "run", "the", max_new=50)
+    assert "this model takes 8 tokens: it can give " in capsys.readouterr().err
+    generate.run(tmp_path / "run", "the", max_new=1)
+    assert not capsys.readouterr().err
 
 
 def test_masked_tokens_are_learnt_from_any_rows(tmp_path):

@@ -191,6 +191,8 @@ def open_source(
     """The parts of a file, a folder of files, a Hugging Face data set folder, or (where nothing has that path) a hub name.
 
     A folder of texts sorted into folders by class is a table, unless the task asked for is another one."""
+    if not str(source):
+        raise ValueError("no file or folder was named: '' is empty")
     path = Path(source)
     if path.is_file():
         found = [path]

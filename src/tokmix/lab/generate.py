@@ -15,6 +15,19 @@ from tokmix.lab.imports import import_files
 from tokmix.lab.modelfolder import Trained
 
 
+def begin(trained: Trained, prompt: str) -> tuple[list[int], int | None]:
+    """The ids to go on from, and how many more the model takes; None: any number."""
+    if trained.task != "lm":
+        raise ValueError(f"{trained.folder} is a model for {trained.task}, and generate needs one for lm")
+    check_text(prompt)
+    limit = trained.model.limit
+    # In training a document begins after the end of the one before it.
+    start = [trained.roles["eot"], *map(int, trained.encoder().documents([prompt])[0])]
+    if limit is not None and len(start) >= limit:
+        raise ValueError(f"the prompt has {len(start) - 1} tokens, and this model takes at most {limit - 2} to go on from: shorten it")
+    return start, None if limit is None else limit - len(start)
+
+
 def stream(
     trained: Trained,
     prompt: str,
@@ -25,16 +38,8 @@ def stream(
     seed: int | None = None,
 ) -> Iterator[str]:
     """Pieces of text as they come; joined they are the continuation. It ends with the document, or after max_new tokens."""
-    if trained.task != "lm":
-        raise ValueError(f"{trained.folder} is a model for {trained.task}, and generate needs one for lm")
-    check_text(prompt)
-    end, limit = trained.roles["eot"], trained.model.limit
-    # In training a document begins after the end of the one before it.
-    start = [end, *map(int, trained.encoder().documents([prompt])[0])]
-    if limit is not None:
-        if len(start) >= limit:
-            raise ValueError(f"the prompt has {len(start) - 1} tokens, and this model takes at most {limit - 2} to go on from: shorten it")
-        max_new = min(max_new, limit - len(start))
+    start, room = begin(trained, prompt)
+    end, max_new = trained.roles["eot"], max_new if room is None else min(max_new, room)
     ids: list[int] = []
     shown = ""
     before = trained.tokenizer.decode(start[1:])
@@ -67,6 +72,9 @@ def run(
     import_files(imports)
     out = out or sys.stdout
     trained = modelfolder.load(model, device)
+    _, room = begin(trained, prompt)
+    if room is not None and room < max_new:
+        print(f"this model takes {trained.model.limit} tokens: it can give {room} after this prompt, not {max_new}", file=sys.stderr)
     pieces = []
     for i, piece in enumerate(chain(stream(trained, prompt, max_new, temperature, top_k, top_p, seed), [""])):
         if i == 0:  # nothing is printed before what was given has been checked
