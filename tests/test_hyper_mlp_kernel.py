@@ -207,7 +207,7 @@ def test_layers(device: str, name: str, options: dict, lengths: list | None) -> 
         with implementation(body), Seen() as seen:
             y = mixer(leaf, segments)
             grads = torch.autograd.grad(y.square().sum(), [leaf, *mixer.parameters()])
-        assert (seen.ours == WAYS) == (body == "triton")
+        assert (seen.ours >= WAYS) == (body == "triton")  # beside the short convolution
         found.append((y, *grads))
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
@@ -249,11 +249,12 @@ def test_operation_counts(device: str) -> None:
     assert flops.hyper_mlp((2, 3, 10, 8), (2, 3, 10, 8), (2, 3, 10, 4), *[None] * 8) == pairs * (2 * 8 + 4)
 
 
-def test_what_has_no_kernel_takes_the_reference() -> None:
+def test_what_has_no_kernel_takes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     if not dispatch.INTERPRETED:
         pytest.skip("TRITON_INTERPRET=1 is not set: test_in_the_interpreter sets it")
-    wide, deep = draw("cpu", 1, 1, 5, 150, 4, 2, False), draw("cpu", 1, 1, 5, 4, 4, 70, False)
-    for given in (draw("cpu", 1, 1, 5, 4, 4, 2, False), *({name: x.float() for name, x in t.items()} for t in (wide, deep))):
+    monkeypatch.setattr(choice, "DEEPEST", 5)  # what a grid holds of sequences times heads
+    wide, deep, many = draw("cpu", 1, 1, 5, 150, 4, 2, False), draw("cpu", 1, 1, 5, 4, 4, 70, False), draw("cpu", 3, 2, 5, 4, 4, 2, False)
+    for given in (draw("cpu", 1, 1, 5, 4, 4, 2, False), *({name: x.float() for name, x in t.items()} for t in (wide, deep, many))):
         with Seen() as seen, implementation("triton"):
             found = mixed(choice.hyper_mlp, given, True)
         assert not seen.ours

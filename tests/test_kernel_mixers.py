@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 import tokmix
 from tests.cases import spread, tokens
@@ -65,3 +67,60 @@ def test_mixers_give_the_references_numbers(device: str, layout: str, name: str,
         assert (ours - reference).norm() <= 2e-5 * reference.norm() + 1e-5
     if segments is not None:
         assert (results[0][0][~segments.mask] == 0).all() and (results[0][1][~segments.mask] == 0).all()
+
+
+# One for each op.
+EACH = [
+    ("hsm", {"variant": "vector"}, "shift_mix"),
+    ("hsm", {"variant": "gate"}, "gate_shift_mix"),
+    ("hsm", {"variant": "matrix"}, "matrix_shift_mix"),
+    ("hypermixing", {"heads": 2}, "hyper_mix"),
+    ("hypermixing", {"heads": 2, "inner": 16, "tied": False}, "wide_hyper_mix"),
+    ("hypermixing", {"inner": 16}, "short_hyper_mix"),
+    ("hypermixing", {"heads": 2, "hidden": 16, "causal": True}, "causal_hyper_mix"),
+    ("hypermlp", {"causal": True}, "hyper_mlp"),
+]
+
+
+@each_device
+@pytest.mark.parametrize(("name", "options", "op"), EACH, ids=lambda value: str(value))
+def test_gradient_checkpointing(device: str, name: str, options: dict, op: str) -> None:
+    """What a kernel keeps is asked for once, as checkpoints that are not reentrant demand."""
+    torch.manual_seed(0)
+    options = dict(options)
+    mixer = tokmix.create(name, 32, causal=options.pop("causal", False), max_len=64, **options).to(device)
+    given, dy = (tokens(2, 34, 32, dtype=torch.float32, seed=seed).to(device) for seed in (1, 2))
+    results = []
+    with implementation("triton"):
+        with Seen() as seen, torch.no_grad():
+            mixer(given)
+        assert op in seen.ours
+        for run in (mixer, lambda x: checkpoint(mixer, x, use_reentrant=False)):
+            mixer.zero_grad()
+            x = given.clone().requires_grad_()
+            y = run(x)
+            y.backward(dy)
+            results.append([y.detach(), x.grad, *(p.grad for p in mixer.parameters())])
+    assert all(torch.equal(plain, again) for plain, again in zip(*results, strict=True))
+
+
+@each_device
+@pytest.mark.parametrize(("name", "options", "op"), EACH, ids=lambda value: str(value))
+def test_what_kernels_cannot_do_is_done_without_or_refused(device: str, name: str, options: dict, op: str) -> None:
+    """torch.func and forward-mode tangents take plain torch; gradients of gradients are an error, not a part of them."""
+    options = dict(options)
+    mixer = tokmix.create(name, 32, causal=options.pop("causal", False), max_len=64, **options).to(device)
+    x, along = (tokens(2, 34, 32, dtype=torch.float32, seed=seed).to(device) for seed in (1, 2))
+    found = []
+    for body in ("reference", "triton"):
+        with implementation(body):
+            found.append((*torch.func.jvp(mixer, (x,), (along,)), torch.func.vmap(mixer)(x[:, None])[:, 0]))
+            with forward_ad.dual_level():
+                found[-1] += (forward_ad.unpack_dual(mixer(forward_ad.make_dual(x, along))).tangent,)
+    assert all(torch.equal(plain, ours) for plain, ours in zip(*found, strict=True)) and (found[0][1] != 0).any()
+    if device == "cuda" or op != "causal_hyper_mix":  # the interpreter walks a scan token by token
+        leaf = x.clone().requires_grad_()
+        with implementation("triton"):
+            (gradient,) = torch.autograd.grad((mixer(leaf) * along).sum(), leaf, create_graph=True)
+        with pytest.raises(RuntimeError, match="no autograd formula"):
+            torch.autograd.grad((gradient * along).sum(), leaf)

@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import tokmix
-from tests.cases import ALL, CAUSAL, DEFAULTS, DIM, Case, leaves, spread, tokens
+from tests.cases import ALL, CAUSAL, DEFAULTS, DIM, MAX_LEN, Case, leaves, spread, tokens
 from tokmix import Segments
 
 LENGTHS = [7, 12, 3, 1, 20]
@@ -61,7 +61,8 @@ def test_holes_in_a_mask_are_skipped(case: Case) -> None:
 def test_padding_gets_no_gradient_and_gives_none(case: Case) -> None:
     mixer, ids = case.make(), LAYOUTS["packed rows"]
     x = spread(alone(mixer)[0], ids).requires_grad_()
-    (mixer(x, Segments(ids)) * tokens(*ids.shape, DIM, seed=5)).sum().backward()
+    flows_back = tokens(*ids.shape, DIM, seed=5).masked_fill((ids == 0)[..., None], torch.nan)  # into padding: must not matter
+    mixer(x, Segments(ids)).backward(flows_back)
     assert x.grad is not None and (x.grad[ids == 0] == 0).all() and x.grad[ids != 0].isfinite().all()
     assert all(p.grad is None or p.grad.isfinite().all() for p in mixer.parameters())
 
@@ -202,6 +203,21 @@ def test_compiles_as_one_graph(case: Case) -> None:
         step = torch.compile(mixer.step, fullgraph=True, backend="eager")
         y, _ = step(x.detach(), mixer.init_state(2, x), segments)
         close(y, mixer(x.detach(), segments))
+
+
+@by_name([case for case in ALL if not case.options])
+def test_exports_with_any_length(case: Case) -> None:
+    """One graph from torch.export for all lengths. The causal scan of HyperMixing is a loop over its tokens, and has one."""
+    mixer = case.make().eval()
+    lengths = {1: torch.export.Dim("T", min=2, max=MAX_LEN - 1)}
+    if case.name == "hypermixing" and case.causal:
+        with pytest.raises(torch._dynamo.exc.UserError, match="specialized it to be a constant"):
+            torch.export.export(mixer, (tokens(2, 9, DIM),), dynamic_shapes={"x": lengths})
+        return
+    exported = torch.export.export(mixer, (tokens(2, 9, DIM),), dynamic_shapes={"x": lengths}).module()
+    for length in (2, 3, 17, MAX_LEN - 1):
+        x = tokens(2, length, DIM)
+        close(exported(x), mixer(x))
 
 
 @by_name(ALL)

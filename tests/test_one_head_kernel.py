@@ -25,7 +25,10 @@ from tests.kernel_rule import (
     poisoned,
     with_gradients,
 )
-from tokmix.ops import flops  # noqa: F401  (formulas for the counter)
+from tokmix.ops import (
+    dispatch,
+    flops,  # noqa: F401  (formulas for the counter)
+)
 from tokmix.ops.dispatch import implementation
 from tokmix.ops.hyper_mix import choice, reassociated, wide, wide_library
 
@@ -181,6 +184,17 @@ def test_operation_counts(device: str, tied: bool) -> None:
     with FlopCounterMode(display=False) as plain:
         reassociated.hyper_mix(given["x"], given["x"], given["x"], net_in, net_out).sum().backward()
     assert ours.get_total_flops() == plain.get_total_flops() > 0
+
+
+def test_more_sequences_than_a_grid_holds_take_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not dispatch.INTERPRETED:
+        pytest.skip("TRITON_INTERPRET=1 is not set: test_in_the_interpreter sets it")
+    given = {name: x.float() for name, x in case("cpu", 5, "inner", True).items()}
+    for most, op in ((3, {"wide_hyper_mix"}), (2, set())):
+        monkeypatch.setattr(choice, "DEEPEST", most)
+        with Seen() as seen, implementation("triton"):
+            fused(given, None, (None, None))
+        assert seen.ours == op
 
 
 def test_where_it_pays() -> None:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tokmix import checks
 
@@ -62,7 +63,15 @@ def use_triton(x: Tensor, dtype: torch.dtype, fits: bool) -> bool:
         return False
     if _forced == "triton":
         _require_kernels(x)
-    return fits and dtype in KERNEL_DTYPES and (_forced == "triton" or (x.device.type == "cuda" and HAS_TRITON))
+    return fits and dtype in KERNEL_DTYPES and (_forced == "triton" or (x.device.type == "cuda" and HAS_TRITON)) and not transformed()
+
+
+def transformed() -> bool:
+    """Whether torch.func (vmap, grad, jvp, ...) or forward-mode differentiation is at work, which plain torch alone can follow: a
+    kernel's tangent would be zero, without a word."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def _require_kernels(x: Tensor) -> None:

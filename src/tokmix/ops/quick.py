@@ -6,12 +6,14 @@ autograd function instead: the same kernels, the same numbers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+
+from tokmix.ops.dispatch import transformed
 
 Body = Callable[..., Any]
 _PLAIN = (Tensor, nn.Parameter)
@@ -20,7 +22,7 @@ _PLAIN = (Tensor, nn.Parameter)
 def unwatched(args: tuple[Any, ...]) -> bool:
     """Whether a call with these arguments concerns nobody but autograd: no compiler or tracer, no dispatch mode, no
     function transform, no tensors of a subclass."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or transformed():
         return False
     if torch._C._get_tracing_state() is not None:
         return False
@@ -33,9 +35,24 @@ def unwatched(args: tuple[Any, ...]) -> bool:
     return True
 
 
+def on_its_device(body: Body) -> Body:
+    """The body, on the GPU of its first argument: torch's own ops go there by themselves, Triton launches on the current one."""
+
+    @functools.wraps(body)
+    def run(*args: Any) -> Any:
+        device = args[0].device
+        if device.type != "cuda" or device.index == torch.cuda.current_device():
+            return body(*args)
+        with torch.cuda.device(device):
+            return body(*args)
+
+    return run
+
+
 def direct(op: Body, body: Body) -> Body:
-    """The op, or its body alone where that is all that would happen."""
-    return lambda *args: (body if unwatched(args) else op)(*args)
+    """The op, or its body alone where that is all that would happen. Not where gradients are kept track of, as they are in a backward
+    pass whose own gradients are asked for: our backward ops have none, and the op says so."""
+    return lambda *args: (op if torch.is_grad_enabled() or not unwatched(args) else body)(*args)
 
 
 def quick(op: Body, body: Body, keep: Body, differentiate: Body, listed: int | None = None) -> Body:
@@ -52,7 +69,6 @@ def quick(op: Body, body: Body, keep: Body, differentiate: Body, listed: int | N
             return output
 
         @staticmethod
-        @once_differentiable
         def backward(ctx: Any, *grads: Any) -> Any:
             found = differentiate(ctx, *grads)
             if listed is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+DEEPEST = 65535  # programs that fit a CUDA grid along its second and its third axis
+
 
 def cdiv(whole: int, part: int) -> int:
     return -(-whole // part)

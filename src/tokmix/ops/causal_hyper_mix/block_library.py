@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from tokmix.ops.causal_hyper_mix.library import by_token
-from tokmix.ops.quick import direct, quick
+from tokmix.ops.quick import direct, on_its_device, quick
 
 _GIVEN = "Tensor w_in, Tensor w_out, Tensor values, Tensor? log_decay, Tensor? real, Tensor scale"
 
 
+@on_its_device
+@on_its_device
 def _block_hyper_mix(*given: Any) -> tuple[Tensor, ...]:
     from tokmix.ops.causal_hyper_mix import block_launch
 
@@ -36,6 +38,8 @@ def _(w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Any, real: Any, sc
     return by_token(values), starts, new(B, H, chunks) if chunks > 1 and log_decay is not None else new(0)
 
 
+@on_its_device
+@on_its_device
 def _block_hyper_mix_backward(*given: Any) -> tuple[Tensor, ...]:
     from tokmix.ops.causal_hyper_mix import block_launch
 
@@ -65,9 +69,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, dy: Tensor, *unused: None) -> tuple[Any, ...]:
-    log_decay = ctx.saved_tensors[3]
-    dw_in, dw_out, dvalues, dlog, dscale = _run_backward(dy, *ctx.saved_tensors, ctx.block)
-    return dw_in, dw_out, dvalues, None if log_decay is None else dlog, None, dscale, None
+    kept = ctx.saved_tensors  # asked for once: checkpointing allows no more
+    dw_in, dw_out, dvalues, dlog, dscale = _run_backward(dy, *kept, ctx.block)
+    return dw_in, dw_out, dvalues, None if kept[3] is None else dlog, None, dscale, None
 
 
 block_hyper_mix.register_autograd(_differentiate, setup_context=_keep)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokmix.ops.quick import on_its_device
+
 CHUNK = 64  # as in `launch`, which cannot be imported without triton
 _GIVEN = "Tensor w_in, Tensor w_out, Tensor values, Tensor? log_decay, Tensor? real, Tensor scale, Tensor hidden"
 _SAVED = "Tensor last, Tensor starts, Tensor kept"
@@ -22,6 +24,7 @@ def by_token(like: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------- the scan
 @torch.library.custom_op("tokmix::causal_hyper_mix", mutates_args=(), schema=f"({_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)")
+@on_its_device
 def causal_hyper_mix(*given: Any) -> tuple[Tensor, ...]:
     from tokmix.ops.causal_hyper_mix import launch
 
@@ -43,6 +46,7 @@ def _(w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Any, real: Any, sc
     mutates_args=(),
     schema=f"(Tensor dy, Tensor dlast, {_GIVEN}, {_SAVED}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
+@on_its_device
 def causal_hyper_mix_backward(*given: Any) -> tuple[Tensor, ...]:
     from tokmix.ops.causal_hyper_mix import launch
 
@@ -73,6 +77,7 @@ causal_hyper_mix.register_autograd(_differentiate, setup_context=_keep)
 
 # ---------------------------------------------------------------- the counts
 @torch.library.custom_op("tokmix::decayed_counts", mutates_args=(), schema="(Tensor log_decay, Tensor? real, Tensor first) -> Tensor")
+@on_its_device
 def decayed_counts(log_decay: Tensor, real: Tensor | None, first: Tensor) -> Tensor:
     from tokmix.ops.causal_hyper_mix import launch
 
@@ -89,6 +94,7 @@ def _(log_decay: Tensor, real: Tensor | None, first: Tensor) -> Tensor:
     mutates_args=(),
     schema="(Tensor d, Tensor log_decay, Tensor first, Tensor counts) -> (Tensor, Tensor)",
 )
+@on_its_device
 def decayed_counts_backward(d: Tensor, log_decay: Tensor, first: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     from tokmix.ops.causal_hyper_mix import launch
 

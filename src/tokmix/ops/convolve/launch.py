@@ -10,11 +10,13 @@ from torch.autograd.function import once_differentiable
 
 from tokmix.ops.convolve import triton as kernels
 from tokmix.ops.dispatch import INTERPRETED
+from tokmix.ops.quick import on_its_device
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
 ROWS, PIECE, SUM = (64, 256, 256) if not INTERPRETED else (256, 256, 4096)  # tokens of a tile and of a share of dW; numbers of a sum
 
 
+@on_its_device
 def convolve(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     return _Convolve.apply(x.contiguous(), weight.contiguous(), bias, relu)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from tokmix.ops.dispatch import HAS_TRITON, autocast_dtype, forced, use_triton
 from tokmix.ops.hyper_mix import cached, library, reassociated, reference, short_library, wide_library
 from tokmix.ops.hyper_mix.reference import Net
+from tokmix.ops.sizes import DEEPEST
 from tokmix.places import Chunks
 
 SHORTEST = 32  # tokens of a sequence below which most of a kernel's tile would be empty
@@ -38,6 +39,8 @@ def has_kernel(x: Tensor, net: Net, longest: int) -> bool:
 
 def _has_heads(x: Tensor, net: Net, longest: int) -> bool:
     """Whether the kernels for heads run, which are first choice from SHORTEST tokens on."""
+    if not _on_gpu(x):
+        return False
     (_, e, inner), dtype = net.inner.shape, _dtype(x, net)
     wide = dtype == torch.float32
     # A head's matrices stay on chip.
@@ -49,12 +52,19 @@ def _has_heads(x: Tensor, net: Net, longest: int) -> bool:
 
 def is_short(x: Tensor, net: Net, longest: int) -> bool:
     """Whether sequences are so short that their hidden states should never leave the chip."""
+    if not _on_gpu(x):
+        return False
     (heads, e, inner), k = net.inner.shape, net.outer.shape[2]
     dtype = _dtype(x, net)
     wide = dtype == torch.float32
     fits = x.numel() > 0 and 0 < longest <= SHORT and x.shape[2] <= WIDEST_NORM and not (wide and heads > 1)
     pays = forced() == "triton" or (_short_pays(longest, heads, e, k, inner) and not (wide and longest > SHORT_WIDE))
     return use_triton(x, dtype, fits=fits and pays)
+
+
+def _on_gpu(x: Tensor) -> bool:
+    """Where kernels run, asked before sizes are: those of an export of any length should not be looked at for nothing."""
+    return x.device.type == "cuda" or forced() == "triton"
 
 
 def _short_pays(longest: int, heads: int, e: int, k: int, inner: int) -> bool:
@@ -99,11 +109,12 @@ def hyper_mix(queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_ou
     heads, inner, k = net_in.outer.shape
     shared = net_out is net_in and queries is keys
     sizes = (queries.shape[1], keys.shape[1], heads, net_in.inner.shape[1], k, shared, inner)
-    if reassociated.pays(*sizes, gpu=queries.is_cuda):
+    any_length = any(isinstance(length, torch.SymInt) for length in sizes[:2])  # an export: one form for all of them
+    if not any_length and reassociated.pays(*sizes, gpu=queries.is_cuda):
         return reassociated.hyper_mix(queries, keys, values, net_in, net_out, scale)
     w_in, w_out = reference.generate_both(queries, keys, net_in, net_out)
     values = reference.split_heads(values, heads)
-    body = cached if cached.pays(w_in, values) and forced() != "reference" else reference
+    body = cached if not any_length and cached.pays(w_in, values) and forced() != "reference" else reference
     return reference.merge_heads(body.mix(w_in, w_out, values, scale))
 
 
@@ -123,9 +134,12 @@ def _wide_pays(queries: int, keys: int, heads: int, e: int, k: int, shared: bool
 
 def _is_wide(x: Tensor, net_in: Net, net_out: Net | None, norm: Norm | None) -> bool:
     """Whether large products with kernels between them are the body for x [B, T, D]."""
+    if not _on_gpu(x):
+        return False
     (heads, e, inner), k, T = net_in.inner.shape, net_in.outer.shape[2], x.shape[1]
     tied = net_out is None or net_out is net_in
-    fits = x.numel() > 0 and (norm is None or x.shape[2] <= WIDEST_NORM)
+    # Sequences, and in one kernel their heads, are an axis of a grid.
+    fits = x.numel() > 0 and x.shape[0] * heads <= DEEPEST and (norm is None or x.shape[2] <= WIDEST_NORM)
     pays = forced() == "triton" or _wide_pays(T, T, heads, e, k, tied, inner)
     return use_triton(x, _dtype(x, net_in), fits=fits and pays)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokmix.ops.quick import direct, quick
+from tokmix.ops.quick import direct, on_its_device, quick
 
 # A net is four tensors: U, b, V, c. The second net is empty where both are the same one.
 NETS = "Tensor u1, Tensor? b1, Tensor v1, Tensor? c1, Tensor? u2, Tensor? b2, Tensor? v2, Tensor? c2"
@@ -26,6 +26,7 @@ def nets(*given: Any) -> tuple[Any, Any]:
     return first, first if lined[4] is None else Nets(*lined[4:])
 
 
+@on_its_device
 def _hyper_mix(x: Tensor, values: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
     from tokmix.ops.hyper_mix import launch
 
@@ -52,6 +53,7 @@ def _(x: Tensor, values: Tensor | None, u1: Tensor, b1: Any, v1: Tensor, c1: Any
     return y, x.new_empty(H, rows, S, e), x.new_empty(H, rows, S, e), z, *moments
 
 
+@on_its_device
 def _hyper_mix_backward(dy: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     from tokmix.ops.hyper_mix import launch
 
@@ -89,7 +91,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, dy: Tensor, *unused: None) -> tuple[Any, ...]:
-    tensors, saved = ctx.saved_tensors[: ctx.given], ctx.saved_tensors[ctx.given :]
+    kept = ctx.saved_tensors  # asked for once: checkpointing allows no more
+    tensors, saved = kept[: ctx.given], kept[ctx.given :]
     inputs = [number if tensor is None else tensor for tensor, number in zip(tensors, ctx.numbers, strict=True)]
     _, values, u1, b1, v1, c1, u2, b2, v2, c2, _, _, gain = inputs[:13]
     dx, dvalues, du, dv1, dv2, dnorm = _run_backward(dy, *saved, *inputs)

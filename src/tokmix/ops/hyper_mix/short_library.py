@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokmix.ops.quick import direct, quick
+from tokmix.ops.quick import direct, on_its_device, quick
 
 _GIVEN = (
     "Tensor x, Tensor w1, Tensor? w2, Tensor? scale, Tensor? readout, Tensor? gain, Tensor? bias, float eps, "
@@ -19,6 +19,7 @@ _GIVEN = (
 )
 
 
+@on_its_device
 def _short_hyper_mix(*given: Any) -> tuple[Tensor, ...]:
     from tokmix.ops.hyper_mix import short
 
@@ -38,6 +39,7 @@ def _(x: Tensor, w1: Tensor, w2: Tensor | None, scale: Any, readout: Any, gain: 
     return y, z, *(x.new_empty(B * T if gain is not None else 0, dtype=torch.float32) for _ in range(2))
 
 
+@on_its_device
 def _short_hyper_mix_backward(dy: Tensor, z: Tensor, mean: Tensor, rstd: Tensor, *given: Any) -> tuple[Tensor, ...]:
     from tokmix.ops.hyper_mix import short
 
@@ -74,7 +76,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, dy: Tensor, *unused: None) -> tuple[Any, ...]:
-    tensors, saved = ctx.saved_tensors[: len(ctx.numbers)], ctx.saved_tensors[len(ctx.numbers) :]
+    kept = ctx.saved_tensors  # asked for once: checkpointing allows no more
+    tensors, saved = kept[: len(ctx.numbers)], kept[len(ctx.numbers) :]
     inputs = [number if tensor is None else tensor for tensor, number in zip(tensors, ctx.numbers, strict=True)]
     dx, dw1, dw2, dnorm = _run_backward(dy, *saved, *inputs)
     w2, gain = inputs[2], inputs[5]

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from tokmix.ops.hyper_mix.library import NETS, nets
-from tokmix.ops.quick import direct, quick
+from tokmix.ops.quick import direct, on_its_device, quick
 
 _REST = "Tensor? scale, Tensor? readout, Tensor? gain, Tensor? bias, float eps"
 _SAVED = "Tensor p, Tensor h, Tensor states, Tensor m, Tensor hidden, Tensor read, Tensor z, Tensor r, Tensor mean, Tensor rstd"
 _OUT = ", ".join(["Tensor"] * 11)
 
 
+@on_its_device
 def _wide_hyper_mix(x: Tensor, values: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
     from tokmix.ops.hyper_mix import wide
 
@@ -44,6 +45,7 @@ def _(x: Tensor, values: Tensor | None, u1: Tensor, b1: Any, v1: Tensor, c1: Any
     return y, *tokens, states, m, hidden, read, torch.empty_like(y), wide(0) if c1 is None else wide(B, D), wide(B * T), wide(B * T)
 
 
+@on_its_device
 def _wide_hyper_mix_backward(dy: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     from tokmix.ops.hyper_mix import wide
 
@@ -80,7 +82,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, dy: Tensor, *unused: None) -> tuple[Any, ...]:
-    inputs, saved = [*ctx.saved_tensors[: ctx.given - 1], ctx.eps], ctx.saved_tensors[ctx.given :]
+    kept = ctx.saved_tensors  # asked for once: checkpointing allows no more
+    inputs, saved = [*kept[: ctx.given - 1], ctx.eps], kept[ctx.given :]
     _, values, u1, b1, v1, c1, u2, b2, v2, c2, _, _, gain, *_ = inputs
     dx, dvalues, du, db, dv1, dv2, dc, dnorm = _run_backward(dy, *saved, *inputs)
     i = u1.shape[2]

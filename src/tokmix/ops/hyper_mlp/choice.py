@@ -8,6 +8,7 @@ from torch import Tensor
 from tokmix.ops.dispatch import KERNEL_DTYPES, autocast_dtype, use_triton
 from tokmix.ops.hyper_mlp import library, reference
 from tokmix.ops.hyper_mlp.reference import Bank
+from tokmix.ops.sizes import DEEPEST
 
 WIDEST = (128, 64)  # e and r that programs can hold on chip
 WIDEST_FLOAT32 = (64, 32)  # beyond, Triton takes minutes to compile its products of float32
@@ -30,6 +31,7 @@ def _fits(q: Tensor, k: Tensor, v: Tensor, first: Bank | None, second: Bank | No
     e, r = WIDEST_FLOAT32 if dtype == torch.float32 else WIDEST
     narrow = q.shape[3] <= e and all(bank.down.shape[2] <= r for bank in banks)
     indexed = max(x.stride(2) for x in (q, k, v)) * v.shape[2] < 2**31  # offsets inside of a sequence
+    indexed = indexed and q.shape[0] * q.shape[1] <= DEEPEST  # sequences and heads are one axis of a grid
     return known and narrow and indexed and v.numel() > 0 and q.numel() > 0 and k.shape[2] == q.shape[2] <= limit
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokmix.ops.quick import on_its_device
+
 _BANK = "Tensor? down{0}, Tensor? up{0}, Tensor? diagonal{0}, Tensor? control{0}"
 _GIVEN = f"Tensor q, Tensor k, Tensor v, {_BANK.format(1)}, {_BANK.format(2)}, bool lag"
 _GRADIENTS = ", ".join(["Tensor"] * 11)
@@ -21,6 +23,7 @@ def _by_token(like: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("tokmix::hyper_mlp", mutates_args=(), schema=f"({_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)")
+@on_its_device
 def hyper_mlp(*given: Any) -> tuple[Tensor, ...]:
     """q [B, Hq, T, e], k, v [B, H, T, f]; banks cut to T -> o, and what the backward pass needs: u, y, 1 / ‖h‖ in float32."""
     from tokmix.ops.hyper_mlp import launch
@@ -41,6 +44,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     mutates_args=(),
     schema=f"(Tensor do, Tensor o, Tensor u, Tensor y, Tensor shrink, {_GIVEN}) -> ({_GRADIENTS})",
 )
+@on_its_device
 def hyper_mlp_backward(*given: Any) -> tuple[Tensor, ...]:
     from tokmix.ops.hyper_mlp import pull
 
@@ -62,9 +66,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, do: Tensor, *unused: Any) -> tuple[Any, ...]:
-    found = hyper_mlp_backward(do, *ctx.saved_tensors, ctx.lag)
-    given = ctx.saved_tensors[4:]
-    return *(None if x is None else dx for x, dx in zip(given, found, strict=True)), None
+    kept = ctx.saved_tensors  # asked for once: checkpointing allows no more
+    found = hyper_mlp_backward(do, *kept, ctx.lag)
+    return *(None if x is None else dx for x, dx in zip(kept[4:], found, strict=True)), None
 
 
 hyper_mlp.register_autograd(_differentiate, setup_context=_keep)

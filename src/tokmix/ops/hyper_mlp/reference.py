@@ -47,9 +47,9 @@ def _mixed(scores: Tensor, bank: Bank | None) -> Tensor:
     """R(z) for z [B, H, L, lags]."""
     if bank is None:
         return scores
-    lags = scores.shape[-1]
-    low = (scores @ bank.down[:, :lags]) * bank.control
-    return scores * (1 + bank.diagonal[:, None, :lags]) + low @ bank.up[:, :, :lags]
+    lags = scores.shape[-1]  # narrow, not a slice: of an export of any length torch knows that it is not cut short
+    low = (scores @ bank.down.narrow(1, 0, lags)) * bank.control
+    return scores * (1 + bank.diagonal[:, None].narrow(2, 0, lags)) + low @ bank.up.narrow(2, 0, lags)
 
 
 def hyper_mlp(
@@ -80,9 +80,9 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, query_at: Tensor, first: Bank | None,
     if dtype.itemsize < 4:  # the norm divides by small numbers: rounded scores would turn the sign of the active set
         q, k, first, second = q.float(), k.float(), _widened(first), _widened(second)
     scores = q @ k.transpose(-1, -2)  # [B, Hq, L, N]
-    N = min(keys, limit)
+    N = keys if isinstance(keys, torch.SymInt) else min(keys, limit)  # an export of any length has as many as the banks at most
     there = torch.arange(N, device=q.device) <= query_at[:, None, :, None]  # lags, or positions, that exist
-    laid_out = by_lag(scores, query_at, N) if lag else scores[..., :N]
+    laid_out = by_lag(scores, query_at, N) if lag else scores.narrow(3, 0, N)
     # The mixer writes into lags beyond the start, which do not exist: hence the mask after it, not only before.
     mixed = torch.where(there, _mixed(torch.where(there, laid_out, 0), first), 0)
     active = relu_of_normalised(mixed[:, :heads])
@@ -91,7 +91,7 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, query_at: Tensor, first: Bank | None,
     weights = torch.where(there, _mixed(active, second), 0)
     if lag:
         weights = by_lag(weights, query_at, N)
-    return weights.to(dtype) @ v[:, :, :N]
+    return weights.to(dtype) @ v.narrow(2, 0, N)
 
 
 def _widened(bank: Bank | None) -> Bank | None:

@@ -33,7 +33,8 @@ def bidirectional(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def causal(q: Tensor, k: Tensor, v: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
     """As above, each token reading itself and what came before; sums are kept in the carry's dtype."""
     L, dtype = q.shape[2], carry.outer.dtype
-    chunk = min(CHUNK, L)
+    # An export of any length has one chunk: quadratic in it, and nothing depends on how many would fit.
+    chunk = L if isinstance(L, torch.SymInt) else min(CHUNK, L)
     pad = -L % chunk
     q, k, v = (x.to(dtype) for x in (q, k, v))
     if pad:  # by nothing would be a copy, whose strides compiled graphs of any length get wrong

@@ -26,7 +26,8 @@ def shift_mix(
     if inplace.fits(x, weights, shifts, places):
         return inplace.shift_mix(x.unflatten(-1, (len(shifts), -1)), weights, shifts[0]).flatten(2)
     heads = _real(x, places).unflatten(-1, (len(shifts), -1))  # [B, T, H, e]
-    return reference.weighted(heads, _others(heads, shifts, places, len(weights) == 3), weights).flatten(2)
+    y = reference.weighted(heads, _others(heads, shifts, places, len(weights) == 3), weights).flatten(2)
+    return _real(y, places)  # zero it is already, but a NaN that flows back there would reach the weights' gradients
 
 
 def norm_shift_mix(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokmix.ops.quick import direct, quick
+from tokmix.ops.quick import direct, on_its_device, quick
 
 WHERE = "int shift, Tensor? table, Tensor? places"
 
@@ -35,6 +35,7 @@ def _per_weight(channels: Tensor, weights: list[Tensor]) -> list[Tensor]:
 
 
 # ---------------------------------------------------------------- weighted: ab and vector
+@on_its_device
 def _shift_mix(x: Tensor, weights: list[Tensor], *where: Any) -> Tensor:
     from tokmix.ops.shift_mix import tiles
     from tokmix.ops.shift_mix import triton as kernels
@@ -52,6 +53,7 @@ def _(x: Tensor, weights: list[Tensor], *where: Any) -> Tensor:
     return like(x, _result(x, weights))
 
 
+@on_its_device
 def _shift_mix_backward(dy: Tensor, x: Tensor, weights: list[Tensor], *where: Any) -> tuple[Tensor, Tensor]:
     from tokmix.ops.shift_mix import tiles
     from tokmix.ops.shift_mix import triton as kernels
@@ -89,6 +91,7 @@ run = quick(shift_mix, _shift_mix, _keep, _differentiate, listed=1)
 
 
 # ---------------------------------------------------------------- LayerNorm, weighted, residual
+@on_its_device
 def _norm_shift_mix(x: Tensor, weights: list[Tensor], gain: Tensor, bias: Tensor, eps: float, *where: Any) -> Tensor:
     from tokmix.ops.shift_mix import norm_triton as kernels
     from tokmix.ops.shift_mix import tiles
@@ -109,6 +112,7 @@ def _(x: Tensor, weights: list[Tensor], gain: Tensor, bias: Tensor, eps: float, 
     return like(x, _result(x, weights))
 
 
+@on_its_device
 def _norm_shift_mix_backward(
     dy: Tensor, x: Tensor, weights: list[Tensor], gain: Tensor, bias: Tensor, eps: float, *where: Any
 ) -> tuple[Tensor, Tensor]:
@@ -151,6 +155,7 @@ run_norm = quick(norm_shift_mix, _norm_shift_mix, _keep_norm, _differentiate_nor
 
 
 # ---------------------------------------------------------------- gate
+@on_its_device
 def _gate_shift_mix(x: Tensor, weight: Tensor, bias: Tensor, both_ways: bool, *where: Any) -> tuple[Tensor, Tensor]:
     from tokmix.ops.shift_mix import gate_triton as kernels
     from tokmix.ops.shift_mix import tiles
@@ -172,6 +177,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, both_ways: bool, *where: Any) -> 
     return like(x, x.dtype), x.new_empty(heads, x.shape[0] * x.shape[1], e)
 
 
+@on_its_device
 def _gate_shift_mix_backward(
     dy: Tensor, x: Tensor, p: Tensor, weight: Tensor, bias: Tensor, both_ways: bool, *where: Any
 ) -> tuple[Tensor, Tensor, Tensor]:

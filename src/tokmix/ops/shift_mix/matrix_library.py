@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokmix.ops.quick import direct, quick
+from tokmix.ops.quick import direct, on_its_device, quick
 from tokmix.ops.shift_mix.library import WHERE, like
 
 
+@on_its_device
 def _matrix_shift_mix(x: Tensor, weights: list[Tensor], *where: Any) -> Tensor:
     from tokmix.ops.shift_mix import matrix_triton as kernels
     from tokmix.ops.shift_mix import tiles
@@ -28,6 +29,7 @@ def _(x: Tensor, weights: list[Tensor], *where: Any) -> Tensor:
     return like(x, x.dtype)
 
 
+@on_its_device
 def _matrix_shift_mix_backward(dy: Tensor, x: Tensor, weights: list[Tensor], *where: Any) -> tuple[Tensor, Tensor]:
     from tokmix.ops.shift_mix import matrix_triton as kernels
     from tokmix.ops.shift_mix import tiles

@@ -13,6 +13,10 @@ from torch import Tensor
 def shifted(x: Tensor, distance: int) -> Tensor:
     """x [B, L, ...] moved `distance` places later (earlier where negative), zeros moving in."""
     L = x.shape[1]
+    if isinstance(L, torch.SymInt):  # an export of any length: nothing may depend on how far a shift reaches
+        ends = (distance, 0) if distance >= 0 else (0, -distance)
+        padded = F.pad(x, (*(0, 0) * (x.dim() - 2), *ends))
+        return padded.narrow(1, 0 if distance >= 0 else -distance, L)
     reach = min(abs(distance), L)
     zeros = x.new_zeros(x.shape[0], reach, *x.shape[2:])
     kept = x[:, : L - reach] if distance >= 0 else x[:, reach:]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokmix.ops.quick import direct
+from tokmix.ops.quick import direct, on_its_device
 from tokmix.ops.shift_mix.library import like
 
 
@@ -19,6 +19,7 @@ def _result(x: Tensor, ring: Tensor, weights: list[Tensor], gate: Tensor | None)
     return dtype
 
 
+@on_its_device
 def _shift_step(
     x: Tensor, ring: Tensor, position: Tensor, new: Tensor | None, weights: list[Tensor], gate: Tensor | None, gate_bias: Tensor | None,
     gain: Tensor | None, bias: Tensor | None, eps: float, advance: bool,

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokmix.ops.quick import direct, quick
+from tokmix.ops.quick import direct, on_its_device, quick
 
 
+@on_its_device
 def _short_conv(x: Tensor, weight: Tensor) -> Tensor:
     from tokmix.ops.short_conv import triton as kernels
 
@@ -27,6 +28,7 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
+@on_its_device
 def _short_conv_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     from tokmix.ops.short_conv import triton as kernels
 
