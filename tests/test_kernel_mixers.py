@@ -78,7 +78,9 @@ EACH = [
     ("hypermixing", {"heads": 2, "inner": 16, "tied": False}, "wide_hyper_mix"),
     ("hypermixing", {"inner": 16}, "short_hyper_mix"),
     ("hypermixing", {"heads": 2, "hidden": 16, "causal": True}, "causal_hyper_mix"),
+    ("hypermixing", {"heads": 2, "hidden": 16, "causal": True, "block": 16}, "block_hyper_mix"),
     ("hypermlp", {"causal": True}, "hyper_mlp"),
+    ("relu_attention", {"causal": True, "conv": 4}, "short_conv"),
 ]
 
 
