@@ -136,7 +136,9 @@ def block_pull(
     met = asked * scores
     dscale = tl.sum(met, 1)
     if LOG is not None:
-        dfade = dscale * scale - tl.sum(met * scale[:, None], 0)
+        # log λ_t stands in Λ_a/Λ_u for u < t <= a: sums over such pairs, and no differences of longer ones, which lose digits
+        met *= scale[:, None]
+        dlog = tl.sum(tl.where(tokens[:, None] >= tokens[None, :], tl.cumsum(met, 1) - met, 0.0), 0)
     asked = operand(asked * scale[:, None], KIND, WIDEN)
     do = tl.dot(asked, w, input_precision=PRECISION)
     dw = tl.dot(tl.trans(asked), o, input_precision=PRECISION)
@@ -151,8 +153,7 @@ def block_pull(
         dw_after *= after[:, None]
         dv_after *= after[:, None]
         passed = tl.sum(w_wide * dw_after, 1)
-        dfade -= passed
-        dlast = tl.sum(passed, 0)
+        dlog += tl.cumsum(passed, 0) - passed
     dw += dw_after
     dv += dv_after
     # what came before it
@@ -167,8 +168,7 @@ def block_pull(
         lost = dfar * share * scale
         tl.store(DBORDER + piece, tl.load(DBORDER + piece) - tl.sum(lost, 0) / border)
         if LOG is not None:
-            dfade += lost
-            dlast += whole * tl.sum(tl.sum(end * h, 1), 0)
+            dlog += tl.cumsum(lost, 0, reverse=True) + whole * tl.sum(tl.sum(end * h, 1), 0)
     to = (flat + tokens[:, None]) * K + ks[None, :]
     there = in_t[:, None] & in_k[None, :]
     tl.store(DOUT + to, do.to(DOUT.dtype.element_ty), mask=there)
@@ -177,4 +177,4 @@ def block_pull(
     tl.store(to, tl.where(real[:, None], dv, 0.0).to(DV.dtype.element_ty), mask=in_t[:, None] & in_e[None, :])
     tl.store(DSCALE + flat + tokens, dscale, mask=in_t)
     if LOG is not None:
-        tl.store(DLOG + flat + tokens, tl.cumsum(dfade, 0, reverse=True) + dlast, mask=in_t)
+        tl.store(DLOG + flat + tokens, dlog, mask=in_t)
