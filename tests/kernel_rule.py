@@ -69,6 +69,39 @@ def check(
     hold(without_padding(ours, mask), in_torch, exact, dtype)
 
 
+def by_name(run: Callable[[Tensors], Tensors], given: Tensors, dys: Tensors, wide: bool) -> Tensors:
+    """Of a body with several results: those that have a gradient, and the gradients of everything given. wide: in float64."""
+    leaves = {name: (x.double() if wide else x).detach().requires_grad_() for name, x in given.items()}
+    found = {name: y for name, y in run(leaves).items() if y.requires_grad}
+    grads = torch.autograd.grad(list(found.values()), list(leaves.values()), [dys[name].to(y.dtype) for name, y in found.items()])
+    return {name: y.detach() for name, y in found.items()} | {f"d {name}": grad for name, grad in zip(leaves, grads, strict=True)}
+
+
+def check_causal(
+    kernel: Callable[[Tensors], Tensors],
+    plain: Callable[[Tensors], Tensors],
+    given: Tensors,
+    dtype: torch.dtype,
+    ops: set[str],
+    real: Tensor | None,
+) -> None:
+    """The rule for causal HyperMixing: w_in, w_out and values in dtype, the rest in float32. real [B, L]: where tokens are; what stands
+    elsewhere must not matter to the state."""
+    given = {name: x.to(dtype) if name in ("w_in", "w_out", "values") else x for name, x in given.items()}
+    dys = {name: torch.randn_like(y) for name, y in plain(given).items()}
+    exact, in_torch = (by_name(plain, given, dys, wide) for wide in (True, False))
+    if real is not None:
+        given = given | {name: torch.where(real[:, None, :, None], given[name], torch.nan) for name in ("w_in", "values")}
+        if "log_decay" in given:
+            given["log_decay"] = torch.where(real[:, None], given["log_decay"], torch.nan)
+    with implementation("triton"), poisoned(), Seen() as seen:
+        ours = by_name(kernel, given, dys, False)
+    counted = {"decayed_counts", "decayed_counts_backward"} if "log_decay" in given else set()
+    assert seen.ours == ops | counted
+    assert all(ours[name].dtype == in_torch[name].dtype and ours[name].shape == exact[name].shape for name in exact)
+    hold(ours, in_torch, exact, dtype)
+
+
 def draw(device: str, **shapes: tuple[int, ...]) -> Tensors:
     """Fresh normal numbers; matrices [H, i, o] scaled by their inputs."""
     draws = {name: torch.randn(*shape, device=device, dtype=torch.float64) for name, shape in shapes.items()}

@@ -15,15 +15,14 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import tokmix
-from tests.kernel_rule import DEVICES, Seen, each_device, hold, poisoned
+from tests.kernel_rule import DEVICES, Seen, by_name, check_causal, each_device, hold, poisoned
 from tokmix.ops import dispatch
 from tokmix.ops.causal_hyper_mix import block_library, blocks, choice
 from tokmix.ops.dispatch import implementation
 
 Tensors = dict[str, Tensor]
 Body = Callable[..., tuple[Tensor, Tensor]]
-WAYS, COUNTED = {"block_hyper_mix", "block_hyper_mix_backward"}, {"decayed_counts", "decayed_counts_backward"}
-NARROW = ("w_in", "w_out", "values")  # what comes in the layer's dtype
+WAYS = {"block_hyper_mix", "block_hyper_mix_backward"}
 
 
 @pytest.fixture(autouse=True)
@@ -42,27 +41,13 @@ def mixed(body: Body, t: Tensors, block: int, real: Tensor | None = None, power:
     return {"y": y, "counts": counts}
 
 
-def with_gradients(body: Body, t: Tensors, dys: Tensors, wide: bool, block: int, real: Tensor | None, power: float | None) -> Tensors:
-    leaves = {name: (x.double() if wide else x).detach().requires_grad_() for name, x in t.items()}
-    found = {name: y for name, y in mixed(body, leaves, block, real, power).items() if y.requires_grad}
-    grads = torch.autograd.grad(list(found.values()), list(leaves.values()), [dys[name].to(y.dtype) for name, y in found.items()])
-    return {name: y.detach() for name, y in found.items()} | {f"d {name}": grad for name, grad in zip(leaves, grads, strict=True)}
+def with_gradients(body: Body, t: Tensors, dys: Tensors, wide: bool) -> Tensors:
+    return by_name(lambda leaves: mixed(body, leaves, 16), t, dys, wide)
 
 
 def check(given: Tensors, dtype: torch.dtype, block: int = 16, real: Tensor | None = None, power: float | None = None) -> None:
-    given = {name: x.to(dtype) if name in NARROW else x for name, x in given.items()}
-    dys = {name: torch.randn_like(y) for name, y in mixed(blocks.block_hyper_mix, given, block, real, power).items()}
-    exact = with_gradients(blocks.block_hyper_mix, given, dys, True, block, real, power)
-    plain = with_gradients(blocks.block_hyper_mix, given, dys, False, block, real, power)
-    if real is not None:  # what stands at padding must not matter to the state
-        given = given | {name: torch.where(real[:, None, :, None], given[name], torch.nan) for name in ("w_in", "values")}
-        if "log_decay" in given:
-            given["log_decay"] = torch.where(real[:, None], given["log_decay"], torch.nan)
-    with implementation("triton"), poisoned(), Seen() as seen:
-        ours = with_gradients(choice.block_hyper_mix, given, dys, False, block, real, power)
-    assert seen.ours == (WAYS | COUNTED if "log_decay" in given else WAYS)
-    assert all(ours[name].dtype == plain[name].dtype and ours[name].shape == exact[name].shape for name in exact)
-    hold(ours, plain, exact, dtype)
+    ours, plain = (lambda t, body=body: mixed(body, t, block, real, power) for body in (choice.block_hyper_mix, blocks.block_hyper_mix))
+    check_causal(ours, plain, given, dtype, WAYS, real)
 
 
 SHAPES = {  # B, H, L, k, e
@@ -150,7 +135,7 @@ def test_two_runs_give_the_same_bits(device: str) -> None:
     given = draw(device, 1, 2, 35, 8, 8, True)
     dys = {name: torch.randn_like(y) for name, y in mixed(blocks.block_hyper_mix, given, 16).items()}
     with implementation("triton"):
-        first, second = (with_gradients(choice.block_hyper_mix, given, dys, False, 16, None, None) for _ in range(2))
+        first, second = (with_gradients(choice.block_hyper_mix, given, dys, False) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -175,9 +160,9 @@ def test_mixed_dtypes(device: str) -> None:
     given = draw(device, 1, 1, 35, 8, 8, True)
     given["w_in"], given["w_out"] = given["w_in"].bfloat16(), given["w_out"].bfloat16()
     dys = {name: torch.randn_like(y) for name, y in mixed(blocks.block_hyper_mix, given, 16).items()}
-    exact, plain = (with_gradients(blocks.block_hyper_mix, given, dys, wide, 16, None, None) for wide in (True, False))
+    exact, plain = (with_gradients(blocks.block_hyper_mix, given, dys, wide) for wide in (True, False))
     with implementation("triton"), Seen() as seen:
-        ours = with_gradients(choice.block_hyper_mix, given, dys, False, 16, None, None)
+        ours = with_gradients(choice.block_hyper_mix, given, dys, False)
     assert seen.ours >= WAYS and all(ours[name].dtype == plain[name].dtype for name in plain)
     hold(ours, plain, exact, torch.bfloat16)
 
@@ -214,7 +199,7 @@ def test_compiles_whole(device: str) -> None:
 
     with implementation("triton"):
         compiled = torch.compile(body, fullgraph=True, backend="inductor" if device == "cuda" else "aot_eager")
-        eager, found = (with_gradients(one, given, dys, False, 16, None, None) for one in (body, compiled))
+        eager, found = (with_gradients(one, given, dys, False) for one in (body, compiled))
     for name in eager:
         torch.testing.assert_close(found[name], eager[name], rtol=1e-5, atol=1e-5)
 

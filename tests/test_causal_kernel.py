@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import tokmix
-from tests.kernel_rule import DEVICES, Seen, each_device, hold, poisoned
+from tests.kernel_rule import DEVICES, Seen, by_name, check_causal, each_device, hold, poisoned
 from tokmix.ops import causal_hyper_mix as package
 from tokmix.ops import dispatch
 from tokmix.ops.causal_hyper_mix import choice, flops, library, reference
@@ -29,7 +29,6 @@ Tensors = dict[str, Tensor]
 Body = Callable[..., tuple[Tensor, Tensor, Carry]]
 NARROW = ("w_in", "w_out", "values")  # what comes in the layer's dtype; the rest is float32
 WAYS = {"causal_hyper_mix", "causal_hyper_mix_backward"}
-COUNTED = {"decayed_counts", "decayed_counts_backward"}
 
 
 @pytest.fixture(autouse=True)
@@ -58,26 +57,12 @@ def scan(body: Body, t: Tensors, real: Tensor | None = None, power: float | None
 
 
 def with_gradients(body: Body, given: Tensors, dys: Tensors, wide: bool, real: Tensor | None, power: float | None) -> Tensors:
-    leaves = {name: (x.double() if wide else x).detach().requires_grad_() for name, x in given.items()}
-    found = scan(body, leaves, real, power)
-    grads = torch.autograd.grad(list(found.values()), list(leaves.values()), [dys[name].to(y.dtype) for name, y in found.items()])
-    return {name: y.detach() for name, y in found.items()} | {f"d {name}": grad for name, grad in zip(leaves, grads, strict=True)}
+    return by_name(lambda t: scan(body, t, real, power), given, dys, wide)
 
 
 def check(given: Tensors, dtype: torch.dtype, real: Tensor | None = None, power: float | None = None) -> None:
-    given = {name: x.to(dtype) if name in NARROW else x for name, x in given.items()}
-    dys = {name: torch.randn_like(y) for name, y in scan(reference.causal_hyper_mix, given, real, power).items()}
-    exact = with_gradients(reference.causal_hyper_mix, given, dys, True, real, power)
-    plain = with_gradients(reference.causal_hyper_mix, given, dys, False, real, power)
-    if real is not None:  # what stands at padding must not matter to the state
-        given = given | {name: torch.where(real[:, None, :, None], given[name], torch.nan) for name in ("w_in", "values")}
-        if "log_decay" in given:
-            given["log_decay"] = torch.where(real[:, None], given["log_decay"], torch.nan)
-    with implementation("triton"), poisoned(), Seen() as seen:
-        ours = with_gradients(choice.causal_hyper_mix, given, dys, False, real, power)
-    assert seen.ours == (WAYS | COUNTED if "log_decay" in given else WAYS)
-    assert all(ours[name].dtype == plain[name].dtype and ours[name].shape == exact[name].shape for name in exact)
-    hold(ours, plain, exact, dtype)
+    ours, plain = (lambda t, body=body: scan(body, t, real, power) for body in (choice.causal_hyper_mix, reference.causal_hyper_mix))
+    check_causal(ours, plain, given, dtype, WAYS, real)
 
 
 SHAPES = {  # B, H, L, k, e

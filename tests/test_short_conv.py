@@ -15,7 +15,7 @@ import tokmix
 from tests.kernel_rule import DEVICES, Seen, Tensors, check, draw, each_device, each_dtype, poisoned
 from tokmix.ops import dispatch
 from tokmix.ops.dispatch import implementation
-from tokmix.ops.short_conv import choice, inplace, library, reference
+from tokmix.ops.short_conv import choice, library, reference
 
 SHAPES = {  # B, L, D, K
     "plain": (2, 37, 24, 4),
@@ -67,23 +67,23 @@ def test_in_place(shape: str) -> None:
     """The same to the last digits, differentiable twice, and nothing that it was given is changed."""
     t = {name: x.requires_grad_() for name, x in given("cpu", SHAPES[shape]).items()}
     before = {name: x.detach().clone() for name, x in t.items()}
-    ours, theirs = inplace.short_conv(t["x"], t["taps"]), plain(t)
+    ours, theirs = choice.in_place(t["x"], t["taps"]), plain(t)
     torch.testing.assert_close(ours, theirs)
     dy = torch.randn_like(ours)
     for one, other in zip(*(torch.autograd.grad(y, list(t.values()), dy) for y in (ours, theirs)), strict=True):
         torch.testing.assert_close(one, other)
     assert all(torch.equal(t[name], before[name]) for name in t)
     small = [torch.randn(1, 3, 2, dtype=torch.double, requires_grad=True), torch.randn(2, 3, dtype=torch.double, requires_grad=True)]
-    assert torch.autograd.gradcheck(inplace.short_conv, small) and torch.autograd.gradgradcheck(inplace.short_conv, small)
+    assert torch.autograd.gradcheck(choice.in_place, small) and torch.autograd.gradgradcheck(choice.in_place, small)
 
 
 def test_which_body_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     if dispatch.forced() is not None:
         pytest.skip("TOKMIX_IMPL is set")
     calls: list[str] = []
-    for module, name in ((inplace, "in place"), (reference, "reference")):
-        real = module.short_conv
-        monkeypatch.setattr(module, "short_conv", lambda *args, real=real, name=name: calls.append(name) or real(*args))
+    for module, name in ((choice, "in_place"), (reference, "short_conv")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, real=real, name=name: calls.append(name) or real(*args))
     x, taps = torch.randn(2, 5, 4), torch.randn(4, 3)
     choice.short_conv(x, taps)
     choice.short_conv(x, taps, torch.randn(2, 2, 4))  # a state to go on from
@@ -91,7 +91,7 @@ def test_which_body_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.func.vmap(lambda row: choice.short_conv(row[None], taps))(x)
     with implementation("reference"):
         choice.short_conv(x, taps)
-    assert calls == ["in place", *["reference"] * 4]
+    assert calls == ["in_place", *["short_conv"] * 4]
 
 
 # ---------------------------------------------------------------- kernels

@@ -25,6 +25,19 @@ from tokmix.ops.hyper_mix.triton import gelu, gelu_and_slope, operand
 
 
 @triton.jit
+def place(at, chunk, L, CHUNK: tl.constexpr):
+    """Of a block: its first token and how many it has, and where it begins in [B, H, L]."""
+    begin = chunk * CHUNK
+    return begin, tl.minimum(L - begin, CHUNK), at.to(tl.int64) * L + begin
+
+
+@triton.jit
+def tile(X, REAL, at, heads, batch_stride, head_stride, row_stride, begin, tokens, count, cols, width: tl.constexpr):
+    """A block's rows of a [B, H, L, n] tensor in float32, zero outside and at padding."""
+    return rows(X + start(at, heads, batch_stride, head_stride, row_stride, begin), REAL, tokens, count, row_stride, cols, width)
+
+
+@triton.jit
 def fades(LOG, tokens, count):
     """f_t, and Λ_t/Λ_u for u <= t, zero elsewhere."""
     earlier = tokens[:, None] >= tokens[None, :]
@@ -47,16 +60,14 @@ def block_read(
     piece = tl.program_id(0)
     at, chunk = piece // chunks, piece % chunks
     tokens, ks, es = tl.arange(0, CHUNK), tl.arange(0, KP), tl.arange(0, EP)
-    begin = chunk * CHUNK
-    count = tl.minimum(L - begin, CHUNK)
-    flat = at.to(tl.int64) * L + begin
+    begin, count, flat = place(at, chunk, L, CHUNK)
     if REAL is not None:
         REAL += (at // heads).to(tl.int64) * L + begin
     if LOG is not None:
         LOG += flat
-    w = operand(rows(W + start(at, heads, w_batch, w_head, w_row, begin), REAL, tokens, count, w_row, ks, K), KIND, WIDEN)
-    o = operand(rows(OUT + start(at, heads, o_batch, o_head, o_row, begin), None, tokens, count, o_row, ks, K), KIND, WIDEN)
-    v = operand(rows(V + start(at, heads, v_batch, v_head, v_row, begin), REAL, tokens, count, v_row, es, E), KIND, WIDEN)
+    w = operand(tile(W, REAL, at, heads, w_batch, w_head, w_row, begin, tokens, count, ks, K), KIND, WIDEN)
+    o = operand(tile(OUT, None, at, heads, o_batch, o_head, o_row, begin, tokens, count, ks, K), KIND, WIDEN)
+    v = operand(tile(V, REAL, at, heads, v_batch, v_head, v_row, begin, tokens, count, es, E), KIND, WIDEN)
     scale = tl.load(SCALE + flat + tokens, mask=tokens < count, other=0.0)
     fade, kept = fades(LOG, tokens, count)
     scores = tl.dot(o, tl.trans(w), input_precision=PRECISION) * kept * (0.5 * scale)[:, None]
@@ -81,11 +92,9 @@ def block_border(
     at, chunk = tl.program_id(0) // (chunks - 1), tl.program_id(0) % (chunks - 1) + 1
     piece = at.to(tl.int64) * chunks + chunk
     tokens, ks, es = tl.arange(0, CHUNK), tl.arange(0, KP), tl.arange(0, EP)
-    begin = chunk * CHUNK
-    count = tl.minimum(L - begin, CHUNK)
-    flat = at.to(tl.int64) * L + begin
-    o = rows(OUT + start(at, heads, o_batch, o_head, o_row, begin), None, tokens, count, o_row, ks, K)
-    dy = rows(DY + start(at, heads, dy_batch, dy_head, dy_row, begin), None, tokens, count, dy_row, es, E)
+    begin, count, flat = place(at, chunk, L, CHUNK)
+    o = tile(OUT, None, at, heads, o_batch, o_head, o_row, begin, tokens, count, ks, K)
+    dy = tile(DY, None, at, heads, dy_batch, dy_head, dy_row, begin, tokens, count, es, E)
     far = tl.load(SCALE + flat + tokens, mask=tokens < count, other=0.0)
     if LOG is not None:
         far *= tl.exp(tl.cumsum(tl.load(LOG + flat + tokens, mask=tokens < count, other=0.0), 0))
@@ -110,9 +119,7 @@ def block_pull(
     piece = tl.program_id(0)
     at, chunk = piece // chunks, piece % chunks
     tokens, ks, es = tl.arange(0, CHUNK), tl.arange(0, KP), tl.arange(0, EP)
-    begin = chunk * CHUNK
-    count = tl.minimum(L - begin, CHUNK)
-    flat = at.to(tl.int64) * L + begin
+    begin, count, flat = place(at, chunk, L, CHUNK)
     in_t, in_k, in_e = tokens < count, ks < K, es < E
     real = in_t
     if REAL is not None:
@@ -122,11 +129,11 @@ def block_pull(
         LOG += flat
     inside = in_k[:, None] & in_e[None, :]
     cell = piece.to(tl.int64) * (K * E) + ks[:, None] * E + es[None, :]
-    w_wide = rows(W + start(at, heads, w_batch, w_head, w_row, begin), REAL, tokens, count, w_row, ks, K)
+    w_wide = tile(W, REAL, at, heads, w_batch, w_head, w_row, begin, tokens, count, ks, K)
     w = operand(w_wide, KIND, WIDEN)
-    o = operand(rows(OUT + start(at, heads, o_batch, o_head, o_row, begin), None, tokens, count, o_row, ks, K), KIND, WIDEN)
-    v = operand(rows(V + start(at, heads, v_batch, v_head, v_row, begin), REAL, tokens, count, v_row, es, E), KIND, WIDEN)
-    dy_wide = rows(DY + start(at, heads, dy_batch, dy_head, dy_row, begin), None, tokens, count, dy_row, es, E)
+    o = operand(tile(OUT, None, at, heads, o_batch, o_head, o_row, begin, tokens, count, ks, K), KIND, WIDEN)
+    v = operand(tile(V, REAL, at, heads, v_batch, v_head, v_row, begin, tokens, count, es, E), KIND, WIDEN)
+    dy_wide = tile(DY, None, at, heads, dy_batch, dy_head, dy_row, begin, tokens, count, es, E)
     dy = operand(dy_wide, KIND, WIDEN)
     scale = tl.load(SCALE + flat + tokens, mask=in_t, other=0.0)
     fade, kept = fades(LOG, tokens, count)

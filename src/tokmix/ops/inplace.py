@@ -1,0 +1,47 @@
+"""Each token plus weighted others at fixed distances, in plain torch with few passes over memory: shifts are views, and sums are added
+in place. The same formulas as in the kernels of `shift_mix` and `short_conv`; its gradients can be differentiated again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def weighted(x: Tensor, distances: Sequence[int], weights: Sequence[Tensor]) -> Tensor:
+    """Σ_j w_j ⊙ x_{t - d_j}, zero where a token has no partner: x [B, L, ...], the first distance 0, later partners negative; a weight has
+    the shape of what follows L, or one that is stretched to it."""
+    assert distances[0] == 0 and len(distances) == len(weights)
+    return _Weighted.apply(x, tuple(distances), *weights)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _pairs(distances: Sequence[int], L: int) -> list[tuple[slice, slice]]:
+    """For each distance the rows that have a partner, and where those stand."""
+    late = {far: slice(min(abs(far), L), L) for far in distances}
+    early = {far: slice(0, L - min(abs(far), L)) for far in distances}
+    return [(late[far], early[far]) if far >= 0 else (early[far], late[far]) for far in distances]
+
+
+class _Weighted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, distances: tuple[int, ...], *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(x, *weights)
+        ctx.distances = distances
+        y = x * weights[0]
+        for weight, (rows, others) in zip(weights[1:], _pairs(distances, x.shape[1])[1:], strict=True):
+            y[:, rows].addcmul_(x[:, others], weight)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, *weights = ctx.saved_tensors
+        pairs = _pairs(ctx.distances, x.shape[1])
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = dy * weights[0]
+            for weight, (rows, others) in zip(weights[1:], pairs[1:], strict=True):
+                dx[:, others].addcmul_(dy[:, rows], weight)
+        grads = [(dy[:, rows] * x[:, others]).sum((0, 1)) for rows, others in pairs]
+        return dx, None, *(grad.sum_to_size(weight.shape) for grad, weight in zip(grads, weights, strict=True))
