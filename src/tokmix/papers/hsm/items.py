@@ -22,7 +22,7 @@ LAYERS, YARDSTICK = 8, "attention*8"
 QUICK_LAYERS = 4
 RATES = (5e-4, 2e-3)  # beside the one of the setting
 
-TINY_STORIES = Setting("tinystories", YARDSTICK, feed_forward=1024, epochs=5)
+TINY_STORIES = Setting("tinystories", YARDSTICK, feed_forward=1024, epochs=5, lr=1e-3)
 WIKITEXT = Setting("wikitext2", YARDSTICK, feed_forward=1024, epochs=3)
 ENWIK8 = Setting("enwik8", YARDSTICK, feed_forward=1024, vocab=256, steps=1500)
 

@@ -17,7 +17,7 @@ from tokmix.papers.lm_plan import Entry, Setting
 from tokmix.papers.lm_table import Found, against, beats, claim, every, legend, table
 
 LAYERS, QUICK_LAYERS = 6, 2
-RATES = (5e-4, 2e-3)
+RATES = (1e-3, 4e-3)  # beside the one of the setting
 
 # name -> (what tables call it, the mixer, the paper's loss; None where it gives none)
 VARIANTS: dict[str, tuple[str, str, float | None]] = {
