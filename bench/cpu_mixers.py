@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tokmix
+from tokmix.bench import machine
 
 
 class Attention(nn.Module):
@@ -57,6 +58,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(1)
+    code = machine.code()
+    print(f"{machine.in_words()}; one thread; commit {code['commit']}, changed: {code['changed']}; {vars(given)}", flush=True)
     x = torch.randn(given.rows, given.length, given.width, requires_grad=True)
     made: dict[str, tuple[bool, dict[str, Any]]] = {
         "hypermixing, heads of 64, tied": (False, {"heads": given.width // 64, "hidden": given.width}),

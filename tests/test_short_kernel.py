@@ -118,6 +118,14 @@ def test_several_tiles_of_channels(device: str, dtype: torch.dtype, tied: bool, 
 
 
 @each_device
+@pytest.mark.parametrize(("dtype", "T"), [(torch.bfloat16, 20), (torch.bfloat16, 60), (torch.bfloat16, 128), (torch.float32, 60)])
+def test_small_gpus(device: str, dtype: torch.dtype, T: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Smaller tiles, of which a head takes several."""
+    monkeypatch.setattr(dispatch, "room", lambda device: dispatch.ANY_GPU)
+    judge(case(device, 1, T, "one", tied=False), dtype)
+
+
+@each_device
 def test_a_table_with_empty_rows(device: str) -> None:
     """As for a CUDA graph, whose rows are all in the table, whatever their lengths."""
     lengths = torch.tensor([20, 0, 7], device=device)

@@ -1,7 +1,7 @@
 """Which body of an op runs: the plain-torch reference, or the Triton kernels.
 
     forced by `implementation("reference" | "triton")`, else by TOKMIX_IMPL, else: triton on a GPU where the op has a
-    kernel for the dtype and shape, the reference everywhere else
+    kernel for the dtype and shape that finds room there, the reference everywhere else
 
 Forcing "triton" means kernels wherever one fits, the reference for the rest. On a CPU the kernels run in Triton's
 interpreter, which TRITON_INTERPRET=1 asks for, set before Python starts.
@@ -23,6 +23,8 @@ from tokmix import checks
 
 IMPLEMENTATIONS = ("reference", "triton")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Bytes of shared memory that a program may take: on every GPU since Ampere, on an A100, on an H100, H200 or B200.
+ANY_GPU, A100, H100 = 99 * 1024, 163 * 1024, 227 * 1024
 
 
 def _from_environment() -> str | None:
@@ -56,14 +58,36 @@ def forced() -> str | None:
     return _forced
 
 
-def use_triton(x: Tensor, dtype: torch.dtype, fits: bool) -> bool:
+def use_triton(x: Tensor, dtype: torch.dtype, fits: bool, needs: int = ANY_GPU) -> bool:
     """Whether to call the kernel. x tells the device; dtype is the one the kernel would compute in; fits: whether
-    the op has a kernel for the shapes at hand."""
+    the op has a kernel for the shapes at hand; needs: bytes of shared memory that its programs take."""
     if _forced == "reference":
         return False
     if _forced == "triton":
         _require_kernels(x)
-    return fits and dtype in KERNEL_DTYPES and (_forced == "triton" or (x.device.type == "cuda" and HAS_TRITON)) and not transformed()
+    elif x.device.type != "cuda" or not HAS_TRITON:
+        return False
+    return fits and dtype in KERNEL_DTYPES and needs <= room(x.device) and not transformed()
+
+
+def room(device: torch.device) -> int:
+    """Bytes of shared memory that a program may take on a device; none where our kernels are not known to compile: on GPUs
+    before Ampere, and on those that are not NVIDIA's. In the interpreter, and where a GPU is only imagined, as on an H100."""
+    return _room(device.type, device.index)
+
+
+# A constant for torch.compile: what torch.compiler.assume_constant_result does, without loading the compiler.
+room._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _room(kind: str, index: int | None) -> int:
+    if kind != "cuda" or not torch.cuda.is_available():
+        return H100
+    properties = torch.cuda.get_device_properties(index)
+    if torch.version.hip or properties.major < 8:
+        return 0
+    return int(getattr(properties, "shared_memory_per_block_optin", ANY_GPU))
 
 
 def transformed() -> bool:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tokmix.ops.causal_hyper_mix import block_library, blocks, library, reference
 from tokmix.ops.causal_hyper_mix.reference import Carry
-from tokmix.ops.dispatch import KERNEL_DTYPES, forced, use_triton
+from tokmix.ops.dispatch import A100, ANY_GPU, H100, KERNEL_DTYPES, forced, use_triton
 from tokmix.ops.hyper_mix import length_scale
 
 WIDEST = (512, 256)  # k and e that programs can hold on chip
@@ -19,7 +19,9 @@ def causal_hyper_mix(
     w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, power: float | None, carry: Carry
 ) -> tuple[Tensor, Tensor, Carry]:
     """The reference's contract."""
-    if not use_triton(values, carry.hidden.dtype, _fits(w_in, w_out, values, carry)):
+    e = values.shape[3]
+    needs = ANY_GPU if e <= 64 else A100 if e <= 128 else H100
+    if not use_triton(values, carry.hidden.dtype, _fits(w_in, w_out, values, carry), needs):
         return reference.causal_hyper_mix(w_in, w_out, values, log_decay, real, power, carry)
     counts, log_decay = _counts(values, log_decay, real, carry.count)
     # A real token counts as one itself, so the clamp changes nothing but rows that have no token yet.
@@ -45,7 +47,8 @@ def _block_kernel(w_in: Tensor, w_out: Tensor, values: Tensor, block: int) -> bo
     """Where it is asked for alone: these kernels have not been checked on a GPU."""
     wide = max(w_in.shape[3], values.shape[3])
     small = block in BLOCKS and wide <= WIDEST_IN_BLOCKS and block * wide <= ON_CHIP.get(w_in.dtype.itemsize, 0)
-    return use_triton(values, w_in.dtype, small and values.numel() > 0 and w_in.dtype == w_out.dtype and forced() == "triton")
+    fits = small and values.numel() > 0 and w_in.dtype == w_out.dtype and forced() == "triton"
+    return use_triton(values, w_in.dtype, fits, ANY_GPU if max(block, wide) <= 64 else A100)
 
 
 def _fits(w_in: Tensor, w_out: Tensor, values: Tensor, carry: Carry) -> bool:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokmix.ops.dispatch import HAS_TRITON, autocast_dtype, forced, use_triton
+from tokmix.ops.dispatch import ANY_GPU, H100, HAS_TRITON, autocast_dtype, forced, use_triton
 from tokmix.ops.hyper_mix import cached, library, reassociated, reference, short_library, wide_library
 from tokmix.ops.hyper_mix.reference import Net
 from tokmix.ops.sizes import DEEPEST
@@ -47,7 +47,7 @@ def _has_heads(x: Tensor, net: Net, longest: int) -> bool:
     fits = x.numel() > 0 and longest >= SHORTEST and inner == e and e <= (64 if wide else 128)
     # Only half precision and heads of up to 64 are known to be faster than plain torch; the rest runs where asked for.
     proven = e <= 64 and not wide
-    return use_triton(x, dtype, fits=fits and (proven or forced() == "triton"))
+    return use_triton(x, dtype, fits=fits and (proven or forced() == "triton"), needs=ANY_GPU if e <= 64 else H100)
 
 
 def is_short(x: Tensor, net: Net, longest: int) -> bool:
@@ -59,7 +59,7 @@ def is_short(x: Tensor, net: Net, longest: int) -> bool:
     wide = dtype == torch.float32
     fits = x.numel() > 0 and 0 < longest <= SHORT and x.shape[2] <= WIDEST_NORM and not (wide and heads > 1)
     pays = forced() == "triton" or (_short_pays(longest, heads, e, k, inner) and not (wide and longest > SHORT_WIDE))
-    return use_triton(x, dtype, fits=fits and pays)
+    return use_triton(x, dtype, fits=fits and pays, needs=H100 if wide and longest > SHORT_WIDE else ANY_GPU)
 
 
 def _on_gpu(x: Tensor) -> bool:
