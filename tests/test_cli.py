@@ -50,6 +50,17 @@ def test_a_command_line_that_cannot_be_read_exits_with_two(command: list[str]) -
     assert exit_.value.code == 2
 
 
+def test_an_interruption_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tokenizers")
+
+    def interrupted(*given: object, **settings: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tokmix.data.prepare.prepare", interrupted)
+    assert main(["prepare", "a.csv", "--out", "x"]) == 130
+    assert capsys.readouterr().err == "tokmix prepare: interrupted\n"
+
+
 def test_a_mistyped_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["train", "a.csv", "--out", "x", "--train.lrr", "3"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,11 @@ def test_their_splits_are_kept_and_what_has_no_class_is_left_out(tmp_path):
     write(folder / "README.txt", "about these texts")
     write(folder / "train" / "unsup" / "0.txt", "a text without a class")
     card = prepare(folder, tmp_path / "out", vocab=100)
+    unsup = str(Path("train", "unsup", "0.txt"))
+    assert card.warnings[:2] == [
+        "left out: 1 files outside the folders of classes (README.txt)",
+        f"left out: 1 files without a class ({unsup})",
+    ]
     assert {name: split.labels for name, split in card.splits.items()} == {name: {"neg": 60, "pos": 60} for name in ("train", "test")}
     assert card.columns["text"] == ("text",) and card.columns["target"] == "label" and len(card.source) == 2
     again = prepare(folder, tmp_path / "again", vocab=100)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ pytest.importorskip("tokenizers")
 from tokmix.data.prepare import prepare  # noqa: E402
 from tokmix.data.split import holdout  # noqa: E402
 from tokmix.data.tokens import TokenFiles  # noqa: E402
+from tokmix.lab.source import _settings as settings_for  # noqa: E402
 
 needs_data = pytest.mark.skipif("TOKMIX_DATA" not in os.environ, reason="TOKMIX_DATA does not name the folder of real data sets")
 
@@ -162,6 +164,30 @@ def test_the_summary_says_what_was_made(tmp_path):
     assert f"{train.truncated:,} rows of train" in summary
     assert "left out: 1 rows with no text" in summary and card.left_out == {"no text": 1}
     assert TokenFiles(tmp_path / "out").card == card or TokenFiles(tmp_path / "out").card.summary() == summary
+
+
+def test_everything_cut_is_100_percent(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"row number {i},{i % 2}\n" for i in range(40)))
+    card = prepare(tmp_path / "a.csv", tmp_path / "out", max_len=4, tokenizer="bytes")
+    assert any("rows of train (100 %) were cut" in warning for warning in card.warnings)
+
+
+def test_a_split_of_white_space_is_refused(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "train.txt").write_text(" \n" * 100)
+    (tmp_path / "d" / "test.txt").write_text("some words\n" * 100)
+    with pytest.raises(ValueError, match="train holds no text, only white space"):
+        prepare(tmp_path / "d", tmp_path / "out")
+
+
+def test_plain_text_is_read_without_the_columns_of_the_table_a_model_was_trained_on(tmp_path):
+    record = {"columns": {"text": ["body"], "target": None}, "stream": True}
+    trained = SimpleNamespace(record=record, task="lm", labels=[], folder=tmp_path)
+    (tmp_path / "a.txt").write_text("some words\n")
+    (tmp_path / "a.csv").write_text("body\nsome words\n")
+    assert "text" not in settings_for(trained, tmp_path / "a.txt", {})
+    assert settings_for(trained, tmp_path / "a.txt", {"text": "said"})["text"] == "said"  # to be refused
+    assert settings_for(trained, tmp_path / "a.csv", {})["text"] == "body"
 
 
 def test_masked_language_modelling_needs_no_labels(tmp_path):

@@ -101,6 +101,15 @@ def test_class_names_and_missing_labels_of_a_parquet_data_set(tmp_path):
     assert plan.left_out.counts == {"no label": 1}
 
 
+def test_a_class_beyond_the_names_of_a_data_set_is_one_line(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    noted = {"info": {"features": {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}}}
+    table = pa.table({"text": ["a", "b", "c"], "label": [1, 0, 2]}).replace_schema_metadata({"huggingface": json.dumps(noted)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="a.parquet, row 3: class 2 has no name; the names of 0 to 1 are no, yes"):
+        prepare(tmp_path / "a.parquet", tmp_path / "out")
+
+
 def test_a_hub_data_set_keeps_its_splits(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict({"premise": ["a", "b"], "hypothesis": ["c", "d"], "label": ["x", "y"]})
@@ -135,6 +144,9 @@ def test_half_a_surrogate_pair_becomes_text(tmp_path):
         (["title", "text", "stars"], {"text": "title"}, ("title",), "stars"),
         (["text", "label"], {"task": "lm"}, ("text",), None),
         (["text", "label", "kind"], {"label": "kind"}, ("text",), "kind"),
+        (["text", "label", "Label"], {"label": "Label"}, ("text",), "Label"),
+        (["label", "Label"], {"text": "Label"}, ("Label",), "label"),
+        (["Text", "text", "label"], {"text": "text"}, ("text",), "label"),
     ],
 )
 def test_columns_are_guessed(columns, asked, text, target):
@@ -181,6 +193,8 @@ BAD = {
     "latin-1": ("a.tsv", "text\tlabel\na\tx\ncaf\u00e9\ty\n".encode("latin-1"), {}, "line 3: byte 0xe9 is not utf-8.*encoding=latin-1"),
     "latin-1 text": ("a.txt", "one\ntwo\ncaf\u00e9 three\n".encode("latin-1"), {}, "line 3: byte 0xe9"),
     "unknown encoding": ("a.csv", b"text,label\na,x\n", {"encoding": "utf-99"}, "unknown encoding 'utf-99'"),
+    "unknown encoding of text": ("a.txt", b"words", {"encoding": "utf-99"}, "unknown encoding 'utf-99'"),
+    "unknown encoding of json": ("a.jsonl", b'{"text": "a", "label": 1}\n', {"encoding": "utf-99"}, "unknown encoding 'utf-99'"),
     "nan score": ("a.csv", b"text,score\na,1.5\nb,nan\n", {}, "line 3: score is nan"),
     "infinite score": ("a.csv", b"text,score\na,1.5\nb,-inf\n", {}, "line 3: score is -inf"),
     "score beyond float32": ("a.csv", b"text,score\na,1.5\nb,1e300\n", {}, "scores up to 1e\\+300"),
@@ -189,8 +203,13 @@ BAD = {
     "nan label": ("a.csv", b"text,label\na,1\nb,nan\nc,0\n", {}, "line 3: label is nan"),
     "missing label": ("a.csv", b"text,label\na,x\nb,\n", {}, "line 3: column 'label' is empty"),
     "not json": ("a.jsonl", b'{"text": "a", "label": 1}\n{oops\n', {}, "line 2: not JSON"),
+    "deep json": ("a.jsonl", b'{"text": "a", "label": 1}\n{"x": ' + b"[" * 10**5 + b"]" * 10**5 + b"}\n", {}, "a.jsonl, line 2: lists"),
+    "deep array": ("a.json", b'[{"text": "a"}, {"x": ' + b"[" * 10**5 + b"]" * 10**5 + b"}]", {}, "a.json, object 2: lists or objects"),
+    "long number": ("a.jsonl", b'{"text": "a", "label": 1}\n{"x": ' + b"9" * 5000 + b"}\n", {}, "a.jsonl, line 2: a whole number"),
+    "long number in an array": ("a.json", b'[{"text": "a"}, {"x": ' + b"9" * 5000 + b"}]", {}, "a.json, object 2: a whole number"),
     "json number": ("a.jsonl", b"7\n", {}, "line 1: int where an object"),
     "json without the label": ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"}\n', {}, "line 2: has no 'label'"),
+    "first object without the label": ("a.jsonl", b'{"text": "a"}\n{"text": "b", "label": 1}\n', {}, "line 1: has no 'label'.*task=lm"),
     "a number for a text": ("a.jsonl", b'{"text": 5, "label": 1}\n', {}, "line 1: column 'text' holds int"),
     "not parquet": ("a.parquet", b"PAR1 and so on", {}, "not a parquet file"),
     "cut gz": ("a.tsv.gz", gzip.compress(os.urandom(5000).hex().encode())[:-3000], {}, "damaged gzip"),
@@ -207,6 +226,16 @@ BAD = {
         {"labels": ["x", "z"]},
         "line 3: label 'y' does not occur in training; known: x, z",
     ),
+    "a label twice": ("a.csv", b"text,label\na,x\nb,y\n", {"labels": ["x", "y", "y"]}, "labels=x,y,y names 'y' twice"),
+    "labels that differ in case": ("a.csv", b"text,label,Label\na,x,u\nb,y,v\n", {}, "'label' and 'Label': say which with label="),
+    "texts that differ in case": ("a.csv", b"TEXT,text,label\na,b,x\nc,d,y\n", {}, "'TEXT' and 'text': say which with text="),
+    "white space": ("a.txt", b" \n\t\n" * 100, {}, "a.txt holds no text"),
+    "subset of a file": ("a.csv", b"text,label\na,x\nb,y\n", {"subset": "en"}, "subset='en' names a configuration.*a.csv is a file"),
+    "pattern of a file": ("a.csv", b"text,label\na,x\nb,y\n", {"pattern": "*.py"}, r"pattern='\*.py' says which files of a folder"),
+    "header of json": ("a.jsonl", b'{"text": "a", "label": 1}\n', {"header": "text,label"}, "header='text,label' names the columns of csv"),
+    "text of plain text": ("a.txt", b"words", {"text": "body"}, "text='body' names a column, and a.txt is plain text"),
+    "label of plain text": ("a.txt", b"words", {"label": "kind"}, "label='kind' names a column, and a.txt is plain text"),
+    "group of plain text": ("a.txt", b"words", {"group": "file"}, "group='file' names a column, and a.txt is plain text"),
     "two texts for lm": ("a.csv", b"premise,hypothesis\na,b\n", {"task": "lm"}, "one text column"),
 }
 
@@ -264,6 +293,13 @@ def test_a_pattern_reads_other_files_as_plain_text(tmp_path):
     parts = open_source(tmp_path / "d", pattern="*.py")
     assert [part.name for part in parts] == ["a.py"]
     assert "".join(parts[0].chunks()) == "print(1)\n"
+
+
+def test_a_header_is_of_use_where_one_file_of_a_folder_needs_it(tmp_path):
+    write(tmp_path / "d" / "a.csv", "".join(f"row {i},{i % 2}\n" for i in range(40)))
+    write(tmp_path / "d" / "b.jsonl", '{"text": "one more", "label": "1"}\n')
+    card = prepare(tmp_path / "d", tmp_path / "out", header="text,label", tokenizer="bytes")
+    assert sum(split.rows for split in card.splits.values()) == 41
 
 
 def test_an_empty_name_is_not_the_folder_one_stands_in() -> None:

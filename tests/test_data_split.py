@@ -14,8 +14,10 @@ pytest.importorskip("tokenizers")
 from tokmix.data.documents import MARKER, Survey, cuts  # noqa: E402
 from tokmix.data.order import Shuffle, mix, number  # noqa: E402
 from tokmix.data.prepare import prepare  # noqa: E402
-from tokmix.data.split import holdout, overlap, place, split_of_name, split_of_path, text_key  # noqa: E402
+from tokmix.data.split import holdout, overlap, place, shared, split_of_name, split_of_path, text_key  # noqa: E402
 from tokmix.data.tokens import TokenFiles  # noqa: E402
+from tokmix.lab.settings import Settings  # noqa: E402
+from tokmix.lab.task import Work  # noqa: E402
 
 
 def table(path, rows, header="text\tlabel"):
@@ -111,6 +113,39 @@ def test_groups_stay_together(tmp_path):
     assert card.split_by == "split by a hash of file"
 
 
+@pytest.mark.parametrize("task", ["classify", "lm"])
+def test_groups_stay_together_where_a_part_of_train_is_held_out(tmp_path, task):
+    rows = [(f"row {i}", "ab"[i % 2], f"file {i // 10}") for i in range(400)]
+    source = table(tmp_path / "a.tsv", rows, "text\tlabel\tfile")
+    prepare(source, tmp_path / "out", tokenizer="bytes", group="file", label="label", task=task)
+    work = Work(TokenFiles(tmp_path / "out"), Settings.of(None, {"train.holdout": 0.2}))
+    texts = np.array(decoded(tmp_path / "out")["train"])
+    kept, held = ({int(text.split()[1]) // 10 for text in texts[rows]} for rows in (work.kept, work.held))
+    assert kept and held and not kept & held
+    work.files.verify()
+
+
+def test_without_groups_texts_stay_together(tmp_path):
+    rows = [(f"row {i}", "ab"[i % 2]) for i in range(40)]
+    prepare(table(tmp_path / "a.tsv", rows), tmp_path / "out", tokenizer="bytes")  # as every folder prepared before there were groups
+    train = TokenFiles(tmp_path / "out")["train"]
+    assert not list((tmp_path / "out").glob("*.groups.bin")) and train.groups.tolist() == train.keys.tolist()
+
+
+def test_groups_that_given_splits_part_are_counted(tmp_path):
+    rows = [(f"row {i}", "ab"[i % 2], f"u{i % 5}", ["train", "valid", "test"][i % 3 if i % 5 < 2 else 0]) for i in range(60)]
+    header = "text\tlabel\twho\tsplit"
+    settings = {"tokenizer": "bytes", "group": "who", "label": "label"}
+    card = prepare(table(tmp_path / "a.tsv", rows, header), tmp_path / "out", **settings)
+    assert [warning for warning in card.warnings if "who" in warning] == [
+        "2 values of who are in more than one split: splits that are given are kept; resplit=true splits by who instead"
+    ]
+    apart = [(*row[:2], f"{row[2]} {row[3]}", row[3]) for row in rows]
+    for name, source, more in (("apart", apart, {}), ("anew", rows, {"resplit": True})):
+        card = prepare(table(tmp_path / f"{name}.tsv", source, header), tmp_path / name, **settings, **more)
+        assert not any("who" in warning for warning in card.warnings)
+
+
 def test_a_lone_train_file_is_divided_and_an_unlabelled_test_file_is_left_out(tmp_path):
     rows = [(f"row {i}", "ab"[i % 2]) for i in range(200)]
     assert set(prepare(table(tmp_path / "train.tsv", rows), tmp_path / "one", tokenizer="bytes").splits) == {"train", "valid", "test"}
@@ -154,6 +189,7 @@ def test_holdout_keeps_equal_texts_together_and_is_near_its_share():
 def test_overlap_counts_rows(train, valid, chunk):
     keys = {"train": np.array(train, dtype=np.uint64), "valid": np.array(valid, dtype=np.uint64)}
     assert overlap(keys, chunk) == {"valid in train": sum(key in train for key in valid)}
+    assert shared(keys, chunk) == len(set(train) & set(valid))
 
 
 # Plain text.

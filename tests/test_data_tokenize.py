@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 np = pytest.importorskip("numpy")
 tokenizers = pytest.importorskip("tokenizers")
 
-from tokmix.data.tokenize import Encoder, _bounded, byte_tokenizer, load_tokenizer, make_ready, train_tokenizer, vocab_size  # noqa: E402
+from tokmix.data.tokenize import Encoder, _bounded, begun, byte_tokenizer, load_tokenizer, make_ready, train_tokenizer, vocab_size  # noqa: E402
 
 TEXTS = [
     f"the {a} {b} sat on the {c}, didn't it? {n}"
@@ -65,7 +65,7 @@ TO_BYTES, TO_BPE = Encoder(BYTES), Encoder(BPE)
 @given(st.text(max_size=40))
 def test_bytes_are_bytes(text):
     assert TO_BYTES.documents([text])[0].tolist() == list(text.encode())
-    assert BYTES.encode(text, add_special_tokens=False).ids == list(text.encode())
+    assert TO_BYTES.tokenizer.encode(text, add_special_tokens=False).ids == list(text.encode())
     assert BYTES.decode(list(text.encode())) == text
 
 
@@ -122,6 +122,21 @@ def test_a_tokenizer_without_roles_is_given_them(tmp_path):
     for_lm = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
     roles = make_ready(for_lm, "lm")
     assert roles["eot"] == roles["pad"] == 1 and vocab_size(for_lm) == 2
+
+
+@pytest.mark.parametrize("own", [None, tokenizers.processors.ByteLevel(trim_offsets=False)])
+def test_a_tokenizer_of_a_language_model_is_one_to_prepare_with(own):
+    tokenizer = train("bpe", 300)
+    tokenizer.post_processor = own
+    roles = make_ready(tokenizer, "lm")
+    plain, saved = tokenizer.to_str(), begun(tokenizer, roles["eot"])
+    assert saved.encode("the cat").ids == [roles["eot"], *tokenizer.encode("the cat").ids] and tokenizer.to_str() == plain
+    assert Encoder(saved).documents(["the cat"])[0].tolist() == tokenizer.encode("the cat").ids
+    make_ready(saved, "lm")
+    assert saved.to_str() == plain
+    rows = begun(tokenizer, roles["eot"])
+    make_ready(rows, "classify")
+    assert rows.encode("the cat").ids == [roles["cls"], *tokenizer.encode("the cat").ids, roles["sep"]]
 
 
 def test_limits_are_checked():

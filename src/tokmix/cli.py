@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"tokmix {options.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
-        print(f"tokmix {options.command}: {error or 'interrupted'}", file=sys.stderr)
+        print(f"tokmix {options.command}: {str(error) or 'interrupted'}", file=sys.stderr)
         return 130
 
 

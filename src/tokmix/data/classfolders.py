@@ -55,27 +55,37 @@ class ClassFolders(Part):
 
 def class_folders(root: Path, files: Sequence[Path], encoding: str) -> list[Part] | None:
     """The splits of such a folder; None where the files do not lie so."""
-    sorted_, strays = _sort(root, files)
+    sorted_, strays, unsorted = _sort(root, files)
     counts = Counter(label for places in sorted_.values() for _, label in places)
     if len(counts) < 2 or min(counts.values()) < FEWEST or len(strays) > STRAYS * len(files):
         return None
     if len(sorted_) > 1 and None in sorted_:  # some below train or test, some not: no layout of classes
         return None
-    return [
+    parts: list[Part] = [
         ClassFolders(f"{root.name}[{split}]" if split else root.name, split, root, places, encoding) for split, places in sorted_.items()
     ]
+    parts[0].notes += [*_left_out(root, strays, "outside the folders of classes"), *_left_out(root, unsorted, "without a class")]
+    return parts
 
 
-def _sort(root: Path, files: Sequence[Path]) -> tuple[dict[str | None, list[tuple[Path, str]]], list[Path]]:
-    """split -> (file, class); and the files that lie elsewhere. Texts that their publisher left without a class are neither."""
+def _left_out(root: Path, files: Sequence[Path], which: str) -> Iterator[str]:
+    if files:
+        shown = ", ".join(str(path.relative_to(root)) for path in files[:3]) + (", ..." if len(files) > 3 else "")
+        yield f"left out: {len(files):,} files {which} ({shown})"
+
+
+def _sort(root: Path, files: Sequence[Path]) -> tuple[dict[str | None, list[tuple[Path, str]]], list[Path], list[Path]]:
+    """split -> (file, class); the files that lie elsewhere; and the texts that their publisher left without a class."""
     found: dict[str | None, list[tuple[Path, str]]] = {}
-    strays = []
+    strays, unsorted = [], []
     for path in files:
         folders = path.relative_to(root).parts[:-1]
         split = split_of_name(folders[0]) if folders else None
         classes = folders[1:] if split else folders
         if len(classes) != 1:
             strays.append(path)
-        elif classes[0].lower() not in UNSORTED:
+        elif classes[0].lower() in UNSORTED:
+            unsorted.append(path)
+        else:
             found.setdefault(split, []).append((path, classes[0]))
-    return found, strays
+    return found, strays, unsorted

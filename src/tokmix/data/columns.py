@@ -43,15 +43,15 @@ def choose_columns(
     group: str | None = None,
 ) -> Columns:
     """The columns asked for (each checked), and guesses for the rest."""
-    known = {column.lower(): column for column in columns}
+    known = _Known(name, columns)
     texts = _asked(text, columns)
     for asked in (*texts, label, split, group):
         if asked is not None:
             _check(name, columns, asked)
     if len(texts) > 2:
         raise ValueError(f"text={text!r} names {len(texts)} columns; one, or two for a pair, can be used")
-    split = split or known.get("split")
-    target = label or (None if task in ("lm", "mlm") else _first(known, (*LABELS, *SCORES), (*texts, split, group)))
+    split = split or known.first(("split",), {*texts, label, group}, "split_column")
+    target = label or (None if task in ("lm", "mlm") else known.first((*LABELS, *SCORES), {*texts, split, group}, "label"))
     if target in texts or len(set(texts)) < len(texts):
         raise ValueError(f"{name}: column {target if target in texts else texts[0]!r} is named twice among the texts and the label")
     taken = {target, split, group}
@@ -74,16 +74,30 @@ def _asked(text: str | Sequence[str] | None, columns: Sequence[str]) -> tuple[st
     return tuple(text or ())
 
 
-def _guess_text(known: dict[str, str], taken: set[str | None]) -> tuple[str, ...]:
-    for pair in PAIRS:
-        if all(name in known and known[name] not in taken for name in pair):
-            return tuple(known[name] for name in pair)
-    one = _first(known, TEXTS, tuple(taken))
-    return (one,) if one else ()
+class _Known:
+    """Columns by name, whatever the case of their letters."""
+
+    def __init__(self, file: str, columns: Sequence[str]):
+        self.file, self.columns = file, list(dict.fromkeys(columns))
+
+    def has(self, name: str, taken: set[str | None]) -> bool:
+        return bool(self._called(name, taken))
+
+    def first(self, names: Sequence[str], taken: set[str | None], option: str) -> str | None:
+        """The column that has the first of the names that is there. Two that differ in case alone are for the user to choose from."""
+        found = next((called for name in names if (called := self._called(name, taken))), [])
+        if len(found) > 1:
+            raise ValueError(f"{self.file} has the columns {' and '.join(map(repr, found))}: say which with {option}=COLUMN")
+        return found[0] if found else None
+
+    def _called(self, name: str, taken: set[str | None]) -> list[str]:
+        return [column for column in self.columns if column.lower() == name and column not in taken]
 
 
-def _first(known: dict[str, str], names: Sequence[str], taken: Sequence[str | None]) -> str | None:
-    return next((known[name] for name in names if name in known and known[name] not in taken), None)
+def _guess_text(known: _Known, taken: set[str | None]) -> tuple[str, ...]:
+    pair = next((pair for pair in PAIRS if all(known.has(name, taken) for name in pair)), None)
+    found = [known.first((name,), taken, "text") for name in pair] if pair else [known.first(TEXTS, taken, "text")]
+    return tuple(column for column in found if column)
 
 
 def _check(name: str, columns: Sequence[str], asked: str) -> None:

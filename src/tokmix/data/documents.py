@@ -32,6 +32,7 @@ class Piece(NamedTuple):
     key: int
     text: str
     first: bool  # whether a document begins here, in this split
+    group: int | None = None  # key of the group, where groups were asked for
 
 
 def cuts(chunks: Iterable[str], size: int = LARGEST) -> Iterator[Cut]:
@@ -115,7 +116,7 @@ def text_pieces(part: Part, columns: Columns | None, choose: Chooser, left_out: 
     if not isinstance(part, Text):
         assert columns is not None
         for example in examples([part], columns, choose, left_out):
-            yield Piece(example.split, example.key, example.texts[0], True)
+            yield Piece(example.split, example.key, example.texts[0], True, example.group)
         return
     key, before = 0, ""
     for text, first in cuts(part.chunks(), block or LARGEST):

@@ -38,7 +38,7 @@ class HubSplit(Part):
         for batch in self.table.select_columns(list(dict.fromkeys(columns))).iter(batch_size=1024):
             for values in zip(*(batch[column] for column in columns), strict=True):
                 number += 1
-                yield number, name_classes(list(values), known)
+                yield number, name_classes(self.where(number), list(values), known)
 
 
 def is_saved(folder: Path) -> bool:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tokmix.data.lines import LONGEST_LINE, chunks, lines
 from tokmix.data.read import File, Part, place
+
+FIRST = 100  # objects whose keys are the columns: the first alone may lack some
 
 
 def open_json(path: Path, name: str, split: str | None, encoding: str) -> Part:
@@ -18,9 +22,14 @@ def open_json(path: Path, name: str, split: str | None, encoding: str) -> Part:
 
 class JsonLines(File):
     def columns(self) -> list[str]:
-        for _, row in self._objects():
-            return list(row)
-        raise ValueError(f"{self.name} is empty")
+        return list(self._keys)
+
+    @cached_property
+    def _keys(self) -> list[str]:
+        keys = list(dict.fromkeys(key for _, row in islice(self._objects(), FIRST) for key in row))
+        if not keys:
+            raise ValueError(f"{self.name} is empty")
+        return keys
 
     def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
         names = self.columns()
@@ -29,7 +38,8 @@ class JsonLines(File):
         for number, row in self._objects():
             missing = [column for column in columns if column not in row]
             if missing:
-                raise ValueError(f"{self.where(number)}: has no {missing[0]!r}; it has {', '.join(row)}")
+                other = "other columns are named with text= and label=, and task=lm needs no label"
+                raise ValueError(f"{self.where(number)}: has no {missing[0]!r}; it has {', '.join(row)} ({other})")
             yield number, [row[column] for column in columns]
 
     def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -37,10 +47,21 @@ class JsonLines(File):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = self._decoded(number, json.loads, line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{self.where(number)}: not JSON ({error.msg})") from None
             yield number, self._checked(number, row, line)
+
+    def _decoded(self, number: int, decode: Callable[[str], Any], written: str) -> Any:
+        """JSON that is right and beyond what Python reads is an error here; JSON that is wrong, or not whole, is the caller's."""
+        try:
+            return decode(written)
+        except json.JSONDecodeError:
+            raise
+        except RecursionError:
+            raise ValueError(f"{self.where(number)}: lists or objects within each other, too many to read") from None
+        except ValueError:  # Python reads whole numbers up to a length
+            raise ValueError(f"{self.where(number)}: a whole number with too many digits to read") from None
 
     def _checked(self, number: int, row: Any, written: str) -> dict[str, Any]:
         if not isinstance(row, dict):
@@ -77,7 +98,7 @@ class JsonArray(JsonLines):
         """The next value, reading on as long as it is not whole -> (value, where it ends in the text, that text)."""
         while True:
             try:
-                value, end = decoder.raw_decode(rest)
+                value, end = self._decoded(number, decoder.raw_decode, rest)
                 return value, end, rest
             except json.JSONDecodeError as error:
                 more = next(pieces, None)

@@ -41,24 +41,32 @@ def _text_file(path: Path, encoding: str) -> Iterator[BinaryIO]:
 
 def lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
     """(line number from 1, line with its end) of a text file, one line in memory at a time."""
-    number = 0
     with _text_file(path, encoding) as file:
-        while line := file.readline(LONGEST_LINE):
-            number += 1
-            if len(line) == LONGEST_LINE:
-                raise ValueError(f"{path}, line {number}: longer than {LONGEST_LINE >> 20} MiB")
-            try:
-                text = line.decode(encoding)
-            except UnicodeDecodeError as error:
-                raise ValueError(_undecodable(path, number, error)) from None
-            yield number, text
+        yield from decoded(file, path, encoding)
+
+
+def decoded(file: BinaryIO, name: str | Path, encoding: str) -> Iterator[tuple[int, str]]:
+    """The same of bytes that come from anywhere, standard input for instance."""
+    _check_encoding(encoding)
+    number = 0
+    while line := file.readline(LONGEST_LINE):
+        number += 1
+        if len(line) == LONGEST_LINE:
+            raise ValueError(f"{name}, line {number}: longer than {LONGEST_LINE >> 20} MiB")
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
+        try:
+            text = line.decode(encoding)
+        except UnicodeDecodeError as error:
+            raise ValueError(_undecodable(name, number, error)) from None
+        yield number, text
 
 
 def chunks(path: Path, encoding: str = "utf-8") -> Iterator[str]:
     """The text of a file in pieces of about a megabyte, cut anywhere: for text whose lines have no bounded length."""
-    decoder = codecs.getincrementaldecoder(encoding)()
     ends = 0  # line ends so far
     with _text_file(path, encoding) as file:
+        decoder = codecs.getincrementaldecoder(encoding)()
         while True:
             data = file.read(CHUNK)
             try:
@@ -81,6 +89,6 @@ def _check_encoding(encoding: str) -> None:
         raise ValueError(f"encoding {encoding!r} has line ends of several bytes; convert the file to utf-8")
 
 
-def _undecodable(path: Path, number: int, error: UnicodeDecodeError) -> str:
+def _undecodable(path: str | Path, number: int, error: UnicodeDecodeError) -> str:
     byte = error.object[error.start]
     return f"{path}, line {number}: byte 0x{byte:02x} is not {error.encoding}; name the file's encoding, for instance encoding=latin-1"

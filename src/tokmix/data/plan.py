@@ -12,6 +12,7 @@ from tokmix.data.read import Part, Text
 from tokmix.data.rows import Example, LeftOut, examples, no_label
 from tokmix.data.settings import PrepareSettings
 from tokmix.data.split import check_shares, place
+from tokmix.data.tokenize import KINDS
 
 SHARE = 0.1  # of valid and of test where no splits are given ...
 MOST_ROWS, MOST_CHARACTERS = 20_000, 5_000_000  # ... but no more than about this much
@@ -22,7 +23,7 @@ class Plan:
 
     def __init__(self, parts: Sequence[Part], asked: PrepareSettings):
         self.parts, self.asked = list(parts), asked
-        self.warnings: list[str] = []
+        self.warnings = [note for part in self.parts for note in part.notes]
         self.left_out = LeftOut()
         self.targets = Targets()
         self.counts: dict[str, list[int]] = {}  # split -> [rows or documents, characters]; all in train until shares are known
@@ -115,7 +116,8 @@ class Plan:
     def _check_counts(self) -> None:
         if not self.rows_seen:
             raise ValueError(f"{self.parts[0].name} holds no text" + (f" ({self.left_out})" if self.left_out.counts else ""))
-        if self.given and "train" not in self.counts:
+        learns = self.asked.tokenizer is None or self.asked.tokenizer in KINDS  # a tokenizer, from train
+        if learns and self.given and "train" not in self.counts:
             raise ValueError(f"there is no train split, only {' and '.join(self.counts)}")
 
     def _look_at_rows(self, advance: Advance) -> None:
@@ -134,13 +136,18 @@ class Plan:
             self._check_labels()
 
     def _look_at_documents(self, advance: Advance) -> None:
-        survey = documents.Survey()
+        survey, visible = documents.Survey(), set()
         for part in self.parts:
             for piece in documents.text_pieces(part, self.columns, self._given_split, self.left_out):
                 survey.see(piece)
+                if not piece.text.isspace():
+                    visible.add(piece.split)
                 self._count(piece.split, len(piece.text), int(piece.first))
                 advance(len(piece.text))
         self._check_counts()
+        for split in self.counts:
+            if split not in visible:
+                raise ValueError(f"{split if self.given else self.parts[0].name} holds no text, only white space")
         if self.columns is None and self.by_hash:
             self.block = survey.block()
 

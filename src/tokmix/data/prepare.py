@@ -6,21 +6,23 @@ prepare("reviews.csv", "prepared")  ->  Card, and the folder `prepared`
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tokmix.data.card import Card, SplitCard, hash_file
+from tokmix.data.documents import Piece
 from tokmix.data.extra import np
 from tokmix.data.folder import check_free, new_folder, write_text
+from tokmix.data.hub import is_saved
 from tokmix.data.order import mix
 from tokmix.data.plan import Plan
 from tokmix.data.progress import Progress
-from tokmix.data.read import open_source
+from tokmix.data.read import Delimited, Part, Text, open_source
 from tokmix.data.rows import LeftOut
 from tokmix.data.settings import PrepareSettings
-from tokmix.data.split import SPLITS, overlap
+from tokmix.data.split import SPLITS, overlap, shared
 from tokmix.data.tokenize import KINDS, Encoder, batched, load_tokenizer, make_ready, train_tokenizer, vocab_size
 from tokmix.data.tokens import TokenSplit
 from tokmix.data.write import SplitWriter
@@ -34,11 +36,7 @@ def prepare(source: str | Path, out: str | Path, *, progress: bool | None = None
     """Write the token files of `source` into the new folder `out`. Settings: see PrepareSettings. ValueError for bad input."""
     asked = PrepareSettings.of(**settings)
     check_free(Path(out))
-    header = [name.strip() for name in asked.header.split(",")] if asked.header else None
-    parts = open_source(
-        source, format=asked.format, pattern=asked.pattern, header=header, encoding=asked.encoding, subset=asked.subset, task=asked.task
-    )
-    plan = Plan(parts, asked)
+    plan = _plan(source, asked)
     with Progress(progress) as bars:
         with bars.stage("looking") as advance:
             plan.look(advance)
@@ -46,6 +44,40 @@ def prepare(source: str | Path, out: str | Path, *, progress: bool | None = None
             card = _write(plan, folder, bars)
             card.write(folder)
     return card
+
+
+def source_facts(source: str | Path, **settings: Any) -> list[dict[str, Any]]:
+    """What a card of this data, prepared with these settings, says about the files: `Card.source`."""
+    with Progress(None) as bars:
+        return _source(_plan(source, PrepareSettings.of(**settings)), bars)
+
+
+def _plan(source: str | Path, asked: PrepareSettings) -> Plan:
+    header = [name.strip() for name in asked.header.split(",")] if asked.header else None
+    parts = open_source(
+        source, format=asked.format, pattern=asked.pattern, header=header, encoding=asked.encoding, subset=asked.subset, task=asked.task
+    )
+    _refuse_unused(Path(source), parts, asked)
+    return Plan(parts, asked)
+
+
+def _refuse_unused(source: Path, parts: Sequence[Part], asked: PrepareSettings) -> None:
+    """What was said and says nothing about data of this kind was meant for other data."""
+    here = "file" if source.is_file() else "folder" if source.exists() else ""
+    if asked.subset is not None and here:
+        raise ValueError(f"subset={asked.subset!r} names a configuration of a data set on the hub, and {source} is a {here}")
+    if asked.pattern is not None and (here != "folder" or is_saved(source)):
+        raise ValueError(f"pattern={asked.pattern!r} says which files of a folder are read, and {source} is {_kind(here)}")
+    if asked.header is not None and not any(isinstance(part, Delimited) for part in parts):
+        raise ValueError(f"header={asked.header!r} names the columns of csv and tsv, and {parts[0].name} is neither")
+    if isinstance(parts[0], Text):
+        for name in ("text", "label", "split_column", "group"):
+            if (column := getattr(asked, name)) is not None:
+                raise ValueError(f"{name}={column!r} names a column, and {parts[0].name} is plain text, which has none")
+
+
+def _kind(here: str) -> str:
+    return {"file": "a file", "folder": "a saved data set"}.get(here, "a data set on the hub")
 
 
 def _write(plan: Plan, folder: Path, bars: Progress) -> Card:
@@ -57,7 +89,8 @@ def _write(plan: Plan, folder: Path, bars: Progress) -> Card:
     dtype = "uint16" if vocab <= 2**16 else "uint32"
     left_out = LeftOut()
     with contextlib.ExitStack() as stack:
-        writers = {name: SplitWriter(folder, name, plan.task, dtype, asked.shard_tokens) for name in SPLITS}
+        groups = asked.group is not None
+        writers = {name: SplitWriter(folder, name, plan.task, dtype, asked.shard_tokens, groups) for name in SPLITS}
         for writer in writers.values():
             stack.callback(writer.abandon)
         if plan.stream:
@@ -88,7 +121,7 @@ def _write(plan: Plan, folder: Path, bars: Progress) -> Card:
     for name, split in card.splits.items():
         _describe_targets(split, TokenSplit(folder, name, card))
     card.overlap = overlap({name: TokenSplit(folder, name, card).keys for name in card.splits})
-    card.warnings += [*_warnings(plan, card, left_out), *_unknown(card, folder)]
+    card.warnings += [*_warnings(plan, card, left_out), *_parted_groups(plan, card, folder), *_unknown(card, folder)]
     if plan.stream and _forgets(tokenizer):
         card.warnings.append(
             f"the tokenizer, {kind}, keeps not all of a text (letter case, spaces, rare letters): bits per byte of models on it are "
@@ -133,7 +166,7 @@ def _write_rows(plan: Plan, writers: dict[str, SplitWriter], encoder: Encoder, l
                 writer = writers[row.split]
                 writer.extend(ids)
                 writer.bytes += sum(len(text.encode()) for text in row.texts)
-                writer.end_row(row.key, _number(plan.task, row.target, numbers))
+                writer.end_row(row.key, _number(plan.task, row.target, numbers), row.group)
             for i in cut:
                 writers[batch[i].split].truncated += 1
             advance(len(batch))
@@ -148,23 +181,24 @@ def _number(task: str, target: str | None, numbers: dict[str, int]) -> float | N
 
 def _write_documents(plan: Plan, writers: dict[str, SplitWriter], encoder: Encoder, eot: int, left_out: LeftOut, bars: Progress) -> None:
     end = np.array([eot], dtype=np.uint32)
-    keys: dict[str, int] = {}  # split -> key of the document that is being written there
+    begun: dict[str, Piece] = {}  # split -> the first piece of the document that is being written there
 
     def close(split: str) -> None:
-        if split in keys:
+        if split in begun:
             writers[split].extend(end)
-            writers[split].end_row(keys.pop(split))
+            first = begun.pop(split)
+            writers[split].end_row(first.key, group=first.group)
 
     with bars.stage("writing ids", plan.characters_seen) as advance:
         for batch in batched(plan.documents(left_out), BATCH_CHARACTERS, lambda piece: len(piece.text)):
             for piece, ids in zip(batch, encoder.documents([piece.text for piece in batch]), strict=True):
                 if piece.first:
                     close(piece.split)
-                    keys[piece.split] = piece.key
+                    begun[piece.split] = piece
                 writers[piece.split].extend(ids)
                 writers[piece.split].bytes += len(piece.text.encode())
                 advance(len(piece.text))
-    for split in list(keys):
+    for split in list(begun):
         close(split)
 
 
@@ -212,12 +246,12 @@ def _warnings(plan: Plan, card: Card, left_out: LeftOut) -> Iterator[str]:
     for pair, count in card.overlap.items():
         if count:
             later, _, earlier = pair.split()
-            share = 100 * count / card.splits[later].rows
-            yield f"{count:,} {unit} of {later} ({share:.2g} %) have a text that is in {earlier} too"
+            share = _percent(count / card.splits[later].rows)
+            yield f"{count:,} {unit} of {later} ({share}) have a text that is in {earlier} too"
     for name, split in card.splits.items():
         if split.truncated:
-            share = 100 * split.truncated / split.rows
-            yield f"{split.truncated:,} rows of {name} ({share:.2g} %) were cut to max_len={card.max_len} tokens"
+            share = _percent(split.truncated / split.rows)
+            yield f"{split.truncated:,} rows of {name} ({share}) were cut to max_len={card.max_len} tokens"
     if left_out.counts:
         yield f"left out: {left_out}"
     if "train" in card.splits and not plan.asked.labels:
@@ -227,6 +261,23 @@ def _warnings(plan: Plan, card: Card, left_out: LeftOut) -> Iterator[str]:
             yield f"{len(absent) - 5:,} more labels have no row in train"
 
 
+def _parted_groups(plan: Plan, card: Card, folder: Path) -> Iterator[str]:
+    """Splits that are given are kept, whatever groups were asked for."""
+    if not plan.given or plan.asked.group is None:
+        return
+    count = shared({name: TokenSplit(folder, name, card).groups for name in card.splits})
+    if count:
+        yield (
+            f"{count:,} values of {plan.asked.group} are in more than one split: splits that are given are kept; "
+            f"resplit=true splits by {plan.asked.group} instead"
+        )
+
+
+def _percent(share: float) -> str:
+    """Two digits, and a third where two would round up to 1e+02."""
+    return f"{100 * share:.{3 if share >= 0.99 else 2}g} %"
+
+
 def _unknown(card: Card, folder: Path) -> Iterator[str]:
     """Rows that are all alike to the tokenizer teach nothing, which nobody would see."""
     for name, split in card.splits.items():
@@ -234,4 +285,4 @@ def _unknown(card: Card, folder: Path) -> Iterator[str]:
         share = float((ids == card.tokenizer["roles"].get("unk", -1)).mean()) if len(ids) else 0.0
         if share > UNKNOWN:
             why = "letters it does not know, or words of more than 100 (as where no spaces are written)"
-            yield f"{100 * share:.2g} % of {name}'s tokens are unknown: {why}; tokenizer=bpe leaves nothing unknown"
+            yield f"{_percent(share)} of {name}'s tokens are unknown: {why}; tokenizer=bpe leaves nothing unknown"

@@ -29,6 +29,7 @@ class Part(ABC):
 
     def __init__(self, name: str, split: str | None, paths: Sequence[Path] = ()):
         self.name, self.split, self.paths = name, split, tuple(paths)
+        self.notes: list[str] = []  # what whoever reads it should be told
 
     unit = "line"
 
@@ -149,14 +150,18 @@ class Parquet(File):
             for batch in file.iter_batches(batch_size=1024, columns=list(dict.fromkeys(columns))):
                 for values in zip(*(batch.column(column).to_pylist() for column in columns), strict=True):
                     number += 1
-                    yield number, name_classes(list(values), known)
+                    yield number, name_classes(self.where(number), list(values), known)
 
 
-def name_classes(values: list[Any], known: dict[int, list[str]]) -> list[Any]:
+def name_classes(where: str, values: list[Any], known: dict[int, list[str]]) -> list[Any]:
     """Numbers of classes -> their names; a negative number is how `datasets` marks a row without a label."""
     for i, names in known.items():
-        if isinstance(values[i], int):
-            values[i] = names[values[i]] if values[i] >= 0 else UNLABELLED
+        number = values[i]
+        if isinstance(number, int):
+            if number >= len(names):
+                shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+                raise ValueError(f"{where}: class {number} has no name; the names of 0 to {len(names) - 1} are {shown}")
+            values[i] = names[number] if number >= 0 else UNLABELLED
     return values
 
 

@@ -20,6 +20,7 @@ class Example(NamedTuple):
     target: str | None
     split: str
     key: int  # of the text
+    group: int | None  # key of the group, where groups were asked for
 
     @property
     def where(self) -> str:
@@ -57,8 +58,8 @@ def examples(parts: Sequence[Part], columns: Columns, choose: Chooser, left_out:
             given = _given(part, number, columns.split, extra[columns.split]) if columns.split else part.split
             key = text_key(*texts)
             # A group's rows follow the group; the row's own key stays that of its text, by which overlap is counted.
-            decides = text_key(str(extra[columns.group])) if columns.group else key
-            yield Example(part, number, texts, target, choose(given, decides), key)
+            group = text_key(str(extra[columns.group])) if columns.group else None
+            yield Example(part, number, texts, target, choose(given, key if group is None else group), key, group)
 
 
 def text_of(part: Part, number: int, column: str, value: Any) -> str:

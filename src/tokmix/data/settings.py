@@ -38,6 +38,9 @@ class PrepareSettings:
         at_least("vocab", 2 if self.vocab is None else self.vocab, 2)
         at_least("max_len", self.max_len, 4)
         at_least("shard_tokens", self.shard_tokens, 1)
+        for label in self.labels or ():
+            if (self.labels or ()).count(label) > 1:
+                raise ValueError(f"labels={','.join(self.labels or ())} names {label!r} twice; each class is named once")
 
     @classmethod
     def of(cls, **given: Any) -> PrepareSettings:

@@ -63,7 +63,7 @@ def check_shares(valid: float, test: float) -> None:
 
 
 def holdout(keys: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers (kept, held out), by the same keys: equal texts stay together. For model selection within train.
+    """Row numbers (kept, held out), by the same keys: equal texts, or those of a group, stay together. For model selection within train.
 
     The keys are mixed once more: train's own keys are what `place` left over, so their plain values are not uniform."""
     from tokmix.data.extra import np
@@ -98,8 +98,27 @@ def overlap(keys: dict[str, np.ndarray], chunk: int = 2**22) -> dict[str, int]:
     for i, later in enumerate(names):
         distinct, copies = np.unique(keys[later], return_counts=True)
         for earlier in names[:i]:
-            hit = np.zeros(len(distinct), dtype=bool)
-            for start in range(0, len(keys[earlier]), chunk):
-                hit |= np.isin(distinct, keys[earlier][start : start + chunk])
-            counts[f"{later} in {earlier}"] = int(copies[hit].sum())
+            counts[f"{later} in {earlier}"] = int(copies[_among(distinct, keys[earlier], chunk)].sum())
     return counts
+
+
+def shared(keys: dict[str, np.ndarray], chunk: int = 2**22) -> int:
+    """How many distinct keys stand in more than one split, likewise."""
+    from tokmix.data.extra import np
+
+    found = []
+    names = [name for name in SPLITS if name in keys]
+    for i, later in enumerate(names):
+        distinct = np.unique(keys[later])
+        found += [distinct[_among(distinct, keys[earlier], chunk)] for earlier in names[:i]]
+    return len(np.unique(np.concatenate(found))) if found else 0
+
+
+def _among(distinct: np.ndarray, keys: np.ndarray, chunk: int) -> np.ndarray:
+    """[distinct] bool: which of some keys are among others, of which a chunk is held in memory at a time."""
+    from tokmix.data.extra import np
+
+    hit = np.zeros(len(distinct), dtype=bool)
+    for start in range(0, len(keys), chunk):
+        hit |= np.isin(distinct, keys[start : start + chunk])
+    return hit

@@ -151,6 +151,29 @@ def load_tokenizer(path: str | Path) -> Any:
     return tokenizer
 
 
+def begun(tokenizer: Any, eot: int) -> Any:
+    """A copy that puts end-of-text before every text, as a language model has read documents: after the end of the one before."""
+    t = _tokenizers()
+    copy = t.Tokenizer.from_str(tokenizer.to_str())
+    before, begin = copy.post_processor, _beginning(copy, eot)
+    copy.post_processor = begin if before is None else t.processors.Sequence([before, begin])
+    return copy
+
+
+def _beginning(tokenizer: Any, eot: int) -> Any:
+    name = tokenizer.id_to_token(eot)
+    return _tokenizers().processors.TemplateProcessing(single=[name, "$A"], pair=[name, "$A", "$B:1"], special_tokens=[(name, eot)])
+
+
+def _unbegun(tokenizer: Any, eot: int) -> Any:
+    """The post-processor without what `begun` added: a tokenizer.json of a model folder is one to prepare other data with."""
+    found, begin = tokenizer.post_processor, _beginning(tokenizer, eot).__getstate__()
+    if found is not None and found.__getstate__() == begin:
+        return None
+    parts = list(found) if isinstance(found, _tokenizers().processors.Sequence) else []
+    return parts[0] if len(parts) == 2 and parts[1].__getstate__() == begin else found
+
+
 def make_ready(tokenizer: Any, task: str, pair: bool = False) -> dict[str, int]:
     """Give the tokenizer the special tokens and the template of the task where it lacks them -> ids of the roles."""
     t = _tokenizers()
@@ -159,6 +182,8 @@ def make_ready(tokenizer: Any, task: str, pair: bool = False) -> dict[str, int]:
             tokenizer.add_special_tokens([SPECIALS[role]])
     names = {role: name for role in SPECIALS if (name := _find(tokenizer, role)) is not None}
     roles = {role: tokenizer.token_to_id(name) for role, name in names.items()}
+    if "eot" in roles:
+        tokenizer.post_processor = _unbegun(tokenizer, roles["eot"])
     if task == "lm":
         if tokenizer.num_special_tokens_to_add(False):
             tokenizer.post_processor = None  # a stream of documents has no [CLS]

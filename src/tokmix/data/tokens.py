@@ -5,6 +5,7 @@ train-00001.tokens.bin
 train.offsets.bin         int64 [rows + 1]: row r is ids[offsets[r] : offsets[r + 1]], counted over all shards
 train.targets.bin         int32 class numbers or float32 scores [rows]; absent where there are no targets
 train.keys.bin            uint64 [rows]: the hash of each row's text (see split.py)
+train.groups.bin          uint64 [rows]: the hash of each row's group; absent where no groups were asked for
 tokenizer.json, card.json
 """
 
@@ -49,6 +50,12 @@ class TokenSplit:
     @property
     def keys(self) -> np.ndarray:
         return self._map(f"{self.name}.keys.bin", "uint64")  # [rows]
+
+    @property
+    def groups(self) -> np.ndarray:
+        """What stays together wherever rows are parted: their groups where they have some, else their texts."""
+        file = f"{self.name}.groups.bin"
+        return self._map(file, "uint64") if file in self.facts.files else self.keys  # [rows]
 
     @property
     def targets(self) -> np.ndarray | None:

@@ -41,7 +41,7 @@ class SplitWriter:
 
     FLUSH = 2**20  # ids held in memory before they are written
 
-    def __init__(self, folder: Path, name: str, task: str, dtype: str, shard_tokens: int = SHARD_TOKENS):
+    def __init__(self, folder: Path, name: str, task: str, dtype: str, shard_tokens: int = SHARD_TOKENS, groups: bool = False):
         self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
         self.rows = self.tokens = self.bytes = self.truncated = 0
         self.lengths: Counter[int] = Counter()
@@ -53,6 +53,8 @@ class SplitWriter:
         self._columns = {"offsets": _Column(self, "offsets", "int64"), "keys": _Column(self, "keys", "uint64")}
         if task in TARGETS:
             self._columns["targets"] = _Column(self, "targets", TARGETS[task])
+        if groups:
+            self._columns["groups"] = _Column(self, "groups", "uint64")
         self._columns["offsets"].add(0)
         self._open = 0  # ids of the row that is still being added to
 
@@ -64,7 +66,7 @@ class SplitWriter:
         if self._held >= self.FLUSH:
             self._flush()
 
-    def end_row(self, key: int, target: float | None = None) -> None:
+    def end_row(self, key: int, target: float | None = None, group: int | None = None) -> None:
         self.rows += 1
         self.tokens += self._open
         self.lengths[self._open] += 1
@@ -73,6 +75,8 @@ class SplitWriter:
         self._columns["keys"].add(key)
         if target is not None:
             self._columns["targets"].add(target)
+        if group is not None:
+            self._columns["groups"].add(group)
 
     def _flush(self) -> None:
         if not self._ids:
