@@ -117,8 +117,33 @@ def test_bad_data_for_a_model(trained, tmp_path, capsys):
         "is not utf-8 at letter 3": ["predict", model, "a \udcff"],
         "is a folder": ["predict", model, tmp_path],
         "line 1: column 'text' holds int": ["predict", model, tmp_path / "number.jsonl"],
+        "good.csv' is a file, and a file is given alone": ["predict", model, "fine day", trained / "good.csv"],
+        "'-' is standard input": ["predict", model, "-", "fine day"],
+        "'nothing.csv'; a text that reads like": ["predict", model, "fine day", "nothing.csv"],
     }.items():
         assert words in refused(tmp_path, capsys, *command), words
+
+
+def test_prepared_data_that_does_not_fit_a_model(trained, tmp_path, capsys):
+    tokenizer = ["--tokenizer", str(trained / "run" / "data" / "tokenizer.json")]
+    (tmp_path / "pairs.csv").write_text("premise,hypothesis,label\n" + "a fine day,a film,good\na dull day,a road,bad\n" * 9)
+    for words, name, more in (
+        ("was prepared for mlm, and", "mlm", ["--task", "mlm", "--text", "hypothesis"]),
+        ("is a model of single texts, and", "pair", []),
+    ):
+        assert main(["prepare", str(tmp_path / "pairs.csv"), "--out", str(tmp_path / name), *tokenizer, *more]) == 0
+        card = tmp_path / name / "card.json"
+        same = json.loads((trained / "run" / "data" / "card.json").read_text())["tokenizer"]  # a tokenizer told as the model's own
+        card.write_text(json.dumps(json.loads(card.read_text()) | {"tokenizer": same}))
+        assert words in refused(tmp_path, capsys, "eval", trained / "run", tmp_path / name)
+
+
+def test_settings_that_would_do_nothing(trained, tmp_path, capsys):
+    for words, more in {
+        "train.label_smoothing smooths the classes of classify, and this is mlm": ["--train.task", "mlm", "--train.label_smoothing", "0.1"],
+        "train.mask hides tokens to be found, and classify hides none": ["--train.mask", "0.3"],
+    }.items():
+        assert words in refused(tmp_path, capsys, "train", trained / "run" / "data", "--out", tmp_path / "out", *QUICK, *more)
 
 
 def test_texts_longer_than_a_files_name_and_rows_without_text(trained, tmp_path, capsys):

@@ -113,7 +113,9 @@ def test_killed_again_and_again_the_weights_are_the_same(data, whole, tmp_path):
     before, after = (json.loads((folder / "model" / "training.json").read_text()) for folder in (whole, out))
     assert before["selection"] == after["selection"] and before["figures"] == after["figures"]
     losses = [[json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()] for folder in (whole, out)]
-    assert [entry["step"] for entry in losses[0]] == [entry["step"] for entry in losses[1]]
+    told = [[(entry["step"], entry.get("losses"), entry.get("held")) for entry in log] for log in losses]
+    assert told[0] == told[1]
+    assert sum(len(some) for _, some, _ in told[0] if some) == told[0][-1][0], "a loss for every step, whenever a checkpoint was saved"
 
 
 def test_every_step_of_a_run_can_be_resumed_from(data, tmp_path):
@@ -168,6 +170,20 @@ def test_other_settings_or_data_do_not_resume(data, whole, tmp_path):
         run(tmp_path / "other", tmp_path / "run", Settings.of(None, GIVEN), resume=True, quiet=True)
 
 
+def test_other_data_of_the_same_name_does_not_resume(tmp_path):
+    made = Settings.of(None, GIVEN | {"prepare.vocab": 200, "train.epochs": 1})
+    (tmp_path / "other").mkdir()
+    table, other = write_table(tmp_path / "t.csv", 80), write_table(tmp_path / "other" / "t.csv", 80, seed=5)
+    run(table, tmp_path / "run", made, quiet=True)
+    for ended in (True, False):
+        if not ended:
+            shutil.rmtree(tmp_path / "run" / "model")
+        with pytest.raises(ValueError, match=r"other data, so it cannot be resumed on .*other/t\.csv: t\.csv is not what it was"):
+            run(other, tmp_path / "run", made, resume=True, quiet=True)
+    table.unlink()
+    assert run(table, tmp_path / "run", made, resume=True, quiet=True)["figures"], "what was prepared is all that is needed"
+
+
 def test_killed_before_the_first_checkpoint(tmp_path):
     """While the data was being prepared, say: only what was asked is on disk."""
     table, made = write_table(tmp_path / "t.csv", 80), Settings.of(None, GIVEN | {"prepare.vocab": 200, "train.epochs": 1})
@@ -184,6 +200,9 @@ def test_a_run_that_has_ended_is_left_alone(data, whole):
     before = (whole / "model" / "model.safetensors").stat().st_mtime_ns
     record = run(data, whole, Settings.of(None, GIVEN), resume=True, quiet=True)
     assert record["figures"] and (whole / "model" / "model.safetensors").stat().st_mtime_ns == before
+    with pytest.raises(ValueError, match="other settings.*train.lr=0.5, was None"):
+        run(data, whole, Settings.of(None, GIVEN | {"train.lr": 0.5}), resume=True, quiet=True)
+    assert run(data.with_name("gone"), whole, Settings.of(None, GIVEN), resume=True, quiet=True) == record
 
 
 def test_a_loss_that_is_no_number_stops_with_the_step_and_the_last_good_checkpoint(data, tmp_path):

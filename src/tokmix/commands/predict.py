@@ -11,7 +11,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("texts", metavar="TEXT", nargs="*", default=["-"], help="texts, a file, or - for standard input (the default)")
     parser.add_argument("--format", choices=["jsonl", "table"], default="jsonl", help="default: %(default)s")
-    parser.add_argument("--encoding", default="utf-8", help="of a file (default: %(default)s)")
+    parser.add_argument("--encoding", default="utf-8", help="of a file or of standard input (default: %(default)s)")
     add_imports(parser)
 
 

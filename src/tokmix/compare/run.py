@@ -23,7 +23,7 @@ from tokmix.data.tokens import TokenFiles, is_prepared
 from tokmix.lab import baseline
 from tokmix.lab.imports import import_files
 from tokmix.lab.machine import machine, versions
-from tokmix.lab.opening import check_not_late, check_stack, nothing_left_of, prepare_settings, prepared_in, source_of
+from tokmix.lab.opening import check_not_late, check_source, check_stack, nothing_left_of, prepare_settings, prepared_in, source_of
 from tokmix.lab.settings import Settings
 from tokmix.lab.task import final_split, main_figure, task_of
 
@@ -49,6 +49,10 @@ def compare(
     at_least("seeds", seeds, 1)
     at_least("jobs", 1 if jobs is None else jobs, 1)
     names, shares, numbers = plan.names_of(stacks), plan.fractions_of(fractions), [settings.train.seed + i for i in range(seeds)]
+    if settings.train.fraction != 1:  # a config's: the command line's is refused before
+        raise ValueError(f"train.fraction={settings.train.fraction} is what is compared: give fractions (--fractions)")
+    if settings.model.stack is not None:
+        say(f"model.stack={settings.model.stack!r} of the settings is not used: the stacks are those named")
     folder = Path(out)
     if not resume:
         check_free(folder)
@@ -83,6 +87,7 @@ def open_data(data: Path, folder: Path, settings: Settings) -> TokenFiles:
     if path.is_file():
         if json.loads(path.read_text(encoding="utf-8")) != asked:
             raise ValueError(f"{folder} was started on other data, so it cannot be resumed on {data}")
+        check_source(data, folder, settings)
     elif folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} exists and is not a comparison: nothing is overwritten; name another folder")
     files = TokenFiles(prepared_in(data, folder, settings))

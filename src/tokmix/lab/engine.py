@@ -56,6 +56,7 @@ class Progress:
     best_step: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)  # one entry an evaluation
     measured: dict[str, Any] = field(default_factory=dict)  # wall time, memory and energy so far: see meter.py
+    losses: list[float] = field(default_factory=list)  # of the steps since the last line of the log
 
 
 class Engine:
@@ -217,9 +218,9 @@ class Engine:
         return nullcontext() if wanted == "float32" else torch.autocast(self.world.device.type, torch.bfloat16)
 
     def look(self) -> list[float]:
-        """The losses since the last look; an error where one of them, or a gradient, is not finite."""
+        """The losses since the last line of the log; an error where one of them, or a gradient, is not finite."""
         if not self.recent:
-            return []
+            return self.progress.losses
         values = torch.stack(self.recent).cpu()
         bad = (~torch.isfinite(values).all(1)).nonzero().flatten().tolist()
         if bad:
@@ -229,15 +230,16 @@ class Engine:
             what = "loss" if not math.isfinite(values[bad[0], 0]) else "gradient"
             raise Diverged(f"the {what} is not a finite number at step {step}: training diverged; {kept}; try a lower train.lr")
         self.recent.clear()
-        return [float(value) for value in values[:, 0]]
+        self.progress.losses += values[:, 0].tolist()
+        return self.progress.losses
 
     def _note(self) -> None:
-        losses = self.look()
-        progress = self.progress
+        losses, progress = self.look(), self.progress
         if losses:
             self.log({"step": progress.step, "total": progress.total, "epoch": progress.epoch, "loss": sum(losses) / len(losses),
                       "losses": losses, "tokens": progress.tokens, "seconds": progress.seconds,
                       **self.meter.brief()})  # fmt: skip
+            progress.losses = []
 
     def _evaluation_due(self) -> bool:
         done, total, often = self.progress.step, self.progress.total, self.train.evaluations

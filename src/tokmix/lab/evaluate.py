@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tokmix.data.batches import Batches, RowBatches
+from tokmix.data.card import Card
 from tokmix.data.mask import Masking
 from tokmix.data.windows import WindowBatches
 from tokmix.lab import modelfolder, source
 from tokmix.lab.imports import import_files
-from tokmix.lab.task import evaluate, main_figure
+from tokmix.lab.task import MASK, evaluate, main_figure
 from tokmix.lab.world import World
 
 TOKENS = 8192  # of a batch
@@ -23,14 +24,22 @@ def figures(trained: modelfolder.Trained, data: str | Path, split: str | None = 
     with source.token_files(trained, data, settings) as files:
         chosen = source.choose_split(files, split)
         batches: Batches
-        mask = Masking(files.card) if trained.task == "mlm" else None
+        mask = _masking(trained, files.card) if trained.task == "mlm" else None
         if files.card.stream:
             batches = WindowBatches(chosen, length=trained.model.config.max_len, tokens=TOKENS, shuffle=False, mask=mask)
         else:
             batches = RowBatches(chosen, tokens=TOKENS, shuffle=False, mask=mask)
         size = chosen.facts.bytes if trained.task == "lm" else None
-        found = evaluate(trained.model, batches, trained.task, trained.labels, World(device=trained.model.embedding.weight.device), size)
+        world = World(device=trained.model.embedding.weight.device)
+        deviation = trained.record.get("deviation") or 1.0  # older folders did not note it
+        found = evaluate(trained.model, batches, trained.task, trained.labels, world, size, deviation)
         return {"split": chosen.name, "truncated": chosen.facts.truncated, **found}
+
+
+def _masking(trained: modelfolder.Trained, card: Card) -> Masking:
+    """As much hidden as in training, where its figures come from, and by the same seed."""
+    train = trained.record.get("settings", {}).get("train", {})
+    return Masking(card, train.get("mask") or MASK, train.get("seed", 0))
 
 
 def run(

@@ -1,7 +1,8 @@
 """A model folder: what was trained, as Hugging Face and we ourselves read it. It appears whole or not at all; it holds no pickle.
 
 config.json, model.safetensors              as tokmix.hf saves them (its from_pretrained reads the folder)
-tokenizer.json, tokenizer_config.json       the tokenizer, byte for byte the one trained with
+tokenizer.json, tokenizer_config.json       the tokenizer, byte for byte the one trained with; of lm it also puts end-of-text before a text,
+                                            for Hugging Face: we ourselves ask for ids without
 training.json                               the rest: task, classes, columns, data, figures, cost, settings
 README.md                                   the same for people
 
@@ -22,7 +23,7 @@ import torch
 
 from tokmix.data.card import Card
 from tokmix.data.folder import new_folder, write_text
-from tokmix.data.tokenize import Encoder, load_tokenizer
+from tokmix.data.tokenize import Encoder, begun, load_tokenizer
 from tokmix.lab.checkpoint import load_tensors
 from tokmix.model import Model, ModelConfig
 
@@ -47,12 +48,22 @@ def save(out: Path, model: Model, card: Card, tokenizer: Path, record: dict[str,
             wrapped.save_pretrained(folder)
         # Written for its owner alone, whatever the umask says; who may read the rest may read the weights.
         (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
-        # A language model continues at the right; the fill-mask pipeline reads [MASK] from its text, which elsewhere stays text.
-        words = {"max_len": model.config.max_len, "left": task == "lm", "spelled": task == "mlm"}
-        hf.wrap_tokenizer(load_tokenizer(tokenizer), roles, **words).save_pretrained(folder)
-        shutil.copyfile(tokenizer, folder / "tokenizer.json")
+        _save_tokenizer(folder, tokenizer, task, roles, model.config.max_len)
         write_text(folder / RECORD, json.dumps({"format": FORMAT, "version": VERSION, **record}, indent=1, ensure_ascii=False) + "\n")
         write_text(folder / "README.md", readme)
+
+
+def _save_tokenizer(folder: Path, tokenizer: Path, task: str, roles: dict[str, int], max_len: int) -> None:
+    """A language model pads at the left and goes on at the right, from end-of-text as in training and in `tokmix generate`. The
+    fill-mask pipeline reads [MASK] from its text, which elsewhere stays text."""
+    hf, words = _hf(), load_tokenizer(tokenizer)
+    if task != "lm":
+        hf.wrap_tokenizer(words, roles, max_len=max_len, spelled=task == "mlm").save_pretrained(folder)
+        shutil.copyfile(tokenizer, folder / "tokenizer.json")
+        return
+    words = begun(words, roles["eot"])
+    hf.wrap_tokenizer(words, roles, max_len=max_len, left=True, bos=roles["eot"]).save_pretrained(folder)
+    write_text(folder / "tokenizer.json", words.to_str(pretty=True))
 
 
 @contextmanager

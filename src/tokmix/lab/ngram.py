@@ -47,11 +47,12 @@ def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.nda
     return np.where(keys[place] == wanted, values[place], 0)
 
 
-def read_bytes(split: TokenSplit, tokenizer: Any, most: int | None = None) -> np.ndarray:
-    """The text of a split, or its beginning, as bytes."""
+def read_bytes(split: TokenSplit, tokenizer: Any, most: int | None = None, rows: np.ndarray | None = None) -> np.ndarray:
+    """The text of a split or of these documents of it, or its beginning, as bytes."""
     pieces, size = [], 0
-    for start in range(0, len(split), 256):
-        ids, lengths = split.rows(np.arange(start, min(start + 256, len(split))))
+    chosen = np.arange(len(split)) if rows is None else rows
+    for start in range(0, len(chosen), 256):
+        ids, lengths = split.rows(chosen[start : start + 256])
         for text in tokenizer.decode_batch([part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]):
             pieces.append(np.frombuffer(text.encode("utf-8"), dtype=np.uint8))
             size += len(pieces[-1])
@@ -60,9 +61,9 @@ def read_bytes(split: TokenSplit, tokenizer: Any, most: int | None = None) -> np
     return np.concatenate([np.zeros(0, dtype=np.uint8), *pieces])[:most]
 
 
-def baseline(files: TokenFiles, split: str) -> dict[str, Any]:
-    """Counted on train -> bits per byte of `split`, and the seconds it took."""
+def baseline(files: TokenFiles, split: str, rows: np.ndarray | None = None) -> dict[str, Any]:
+    """Counted on these documents of train, or on all of it -> bits per byte of `split`, and the seconds it took."""
     began, tokenizer = time.monotonic(), files.tokenizer()
-    train, test = read_bytes(files["train"], tokenizer, MOST), read_bytes(files[split], tokenizer)
+    train, test = read_bytes(files["train"], tokenizer, MOST, rows), read_bytes(files[split], tokenizer)
     bits = bits_per_byte(train, test)
     return {"bits_per_byte": bits, "order": ORDER, "train_bytes": len(train), "seconds": time.monotonic() - began}

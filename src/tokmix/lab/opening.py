@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tokmix import stack
-from tokmix.data.prepare import prepare
+from tokmix.data.card import Card
+from tokmix.data.prepare import prepare, source_facts
 from tokmix.data.tokens import is_prepared
 from tokmix.lab.settings import Settings
 from tokmix.mixer import check_options
@@ -23,7 +24,8 @@ def check_stack(text: str) -> None:
 
 
 def source_of(data: Path) -> str:
-    """What a run is compared by when it is resumed: the content of prepared data, the name of other."""
+    """What a run is compared by when it is resumed: the content of prepared data, the name of other, whose content `check_source`
+    compares once it is prepared."""
     return card_hash(data) if is_prepared(data) else data.name
 
 
@@ -41,13 +43,28 @@ def prepare_settings(settings: Settings) -> dict[str, Any]:
     return settings.prepare if settings.train.task is None else {"task": settings.train.task, **settings.prepare}
 
 
+def token_folder(data: Path, out: Path) -> Path:
+    """`data` itself where it is prepared, else out/data."""
+    return data if is_prepared(data) else out / "data"
+
+
 def prepared_in(data: Path, out: Path, settings: Settings) -> Path:
-    """The folder of token files: `data` itself where it is one, else out/data, made where it is not there yet."""
-    if is_prepared(data):
-        return data
-    if not (out / "data").exists():
-        prepare(data, out / "data", **prepare_settings(settings))
-    return out / "data"
+    """The folder of token files, made where it is not there yet."""
+    folder = token_folder(data, out)
+    if not folder.exists():
+        prepare(data, folder, **prepare_settings(settings))
+    return folder
+
+
+def check_source(data: Path, out: Path, settings: Settings) -> None:
+    """What is resumed goes on with out/data: that was made of this very data, unless the data is gone and nobody can tell."""
+    folder = out / "data"
+    if is_prepared(data) or not data.exists() or not folder.exists():
+        return
+    before, now = Card.read(folder).source, source_facts(data, **prepare_settings(settings))
+    changed = [one["name"] for one in [*now, *before] if one not in before or one not in now]
+    if changed:
+        raise ValueError(f"{out} was started on other data, so it cannot be resumed on {data}: {changed[0]} is not what it was")
 
 
 @contextmanager

@@ -17,7 +17,8 @@ import torch
 from tokmix.checks import check_text, one_of
 from tokmix.data.batches import lay_out
 from tokmix.data.extra import np
-from tokmix.data.read import FORMATS, Text, open_source
+from tokmix.data.lines import decoded, lines
+from tokmix.data.read import Text, format_of, open_source
 from tokmix.data.rows import text_of
 from tokmix.lab import modelfolder
 from tokmix.lab.imports import import_files
@@ -119,17 +120,29 @@ def read_texts(trained: Trained, given: Sequence[str], encoding: str = "utf-8") 
     """Texts as given, the lines of standard input for '-', or a file: lines of a .txt, the model's text columns of a table.
     In a line, a tab parts the two texts of a pair."""
     if list(given) == ["-"]:
-        yield from (_parted(trained, line.rstrip("\r\n")) for line in sys.stdin if line.strip())
-    elif len(given) == 1 and _there(Path.is_file, given[0]):
+        yield from _lines(trained, decoded(sys.stdin.buffer, "standard input", encoding))
+        return
+    if len(given) == 1 and _there(Path.is_file, given[0]):
         yield from _file(trained, Path(given[0]), encoding)
-    elif len(given) == 1 and _there(Path.is_dir, given[0]):
-        raise ValueError(f"{given[0]!r} is a folder: give a file in it, or the text on standard input, with -")
-    elif len(given) == 1 and _looks_like_a_file(given[0]):
-        raise ValueError(f"no file {given[0]!r}; a text that reads like a file's name can be given on standard input, with -")
-    elif trained.pair and len(given) == 2 and not any("\t" in text for text in given):
+        return
+    for text in given:
+        _check_no_file(text)
+    if trained.pair and len(given) == 2 and not any("\t" in text for text in given):
         yield tuple(given)
     else:
         yield from (_parted(trained, text) for text in given)
+
+
+def _check_no_file(text: str) -> None:
+    """One of the texts given, of which there may be several."""
+    if text == "-":
+        raise ValueError("'-' is standard input, a text a line, and no other text can be given beside it")
+    if _there(Path.is_file, text):
+        raise ValueError(f"{text!r} is a file, and a file is given alone; as a text it can be given on standard input, with -")
+    if _there(Path.is_dir, text):
+        raise ValueError(f"{text!r} is a folder: give a file in it, or the text on standard input, with -")
+    if " " not in text and format_of(Path(text)) is not None:
+        raise ValueError(f"no file {text!r}; a text that reads like a file's name can be given on standard input, with -")
 
 
 def _there(kind: Callable[[Path], bool], text: str) -> bool:
@@ -139,8 +152,8 @@ def _there(kind: Callable[[Path], bool], text: str) -> bool:
         return False
 
 
-def _looks_like_a_file(text: str) -> bool:
-    return " " not in text and Path(text.removesuffix(".gz")).suffix.lower() in FORMATS
+def _lines(trained: Trained, numbered: Iterable[tuple[int, str]]) -> Iterator[str | tuple[str, ...]]:
+    return (_parted(trained, line.rstrip("\r\n")) for _, line in numbered if line.strip())
 
 
 def _parted(trained: Trained, line: str) -> str | tuple[str, ...]:
@@ -148,12 +161,9 @@ def _parted(trained: Trained, line: str) -> str | tuple[str, ...]:
 
 
 def _file(trained: Trained, path: Path, encoding: str) -> Iterator[str | tuple[str, ...]]:
-    known = Path(path.name.removesuffix(".gz")).suffix.lower()
-    (part,) = open_source(path, format=FORMATS.get(known, "txt"), encoding=encoding)
+    (part,) = open_source(path, format=format_of(path) or "txt", encoding=encoding)
     if isinstance(part, Text):
-        from tokmix.data.lines import lines
-
-        yield from (_parted(trained, line.rstrip("\r\n")) for _, line in lines(path, encoding) if line.strip())
+        yield from _lines(trained, lines(path, encoding))
         return
     columns = list(trained.record["columns"]["text"])
     for number, values in part.rows(columns):

@@ -6,6 +6,7 @@ Defaults < --config (a file or the name of a recipe) < options of the command li
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -35,7 +36,7 @@ class ModelSettings:
     length: int = 256  # tokens of a window of a running text
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check("model", self)
         at_least("model.dim", self.dim, 1)
         at_least("model.length", self.length, 1)
 
@@ -74,7 +75,7 @@ class TrainSettings:
     shard: bool = False  # several processes: each keeps its part of the weights and of the optimizer's state (FSDP2)
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check("train", self)
         for name in ("tokens", "rows", "evaluations"):
             at_least(f"train.{name}", getattr(self, name), 1)
         for name in ("epochs", "steps", "save_steps", "log_steps"):
@@ -104,9 +105,9 @@ class TrainSettings:
                 raise ValueError(f"train.{name}={getattr(self, name)} should be above 0")
 
 
-def _check(settings: Any) -> None:
+def _check(group: str, settings: Any) -> None:
     for name, hint in get_type_hints(type(settings)).items():
-        typed(name, getattr(settings, name), hint)
+        typed(f"{group}.{name}", getattr(settings, name), hint)
 
 
 GROUPS: dict[str, type] = {"model": ModelSettings, "train": TrainSettings, "prepare": PrepareSettings}
@@ -148,9 +149,11 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     for group, values in config.items():
         if group == "about":
             continue
-        if group not in GROUPS or not isinstance(values, dict):
+        if group not in GROUPS:
             raise ValueError(f"unknown part {group!r} of a config; known: {', '.join(GROUPS)}{nearest(group, GROUPS)}")
-        found |= {f"{group}.{key}": value for key, value in values.items()}
+        if values is not None and not isinstance(values, dict):  # null: a part of a .yaml file with nothing in it
+            raise ValueError(f"part {group!r} of a config should hold settings by name, not {values!r}")
+        found |= {f"{group}.{key}": value for key, value in (values or {}).items()}
     return found
 
 
@@ -166,13 +169,18 @@ def read_config(source: str | Path) -> dict[str, Any]:
             known = recipes()
             raise ValueError(f"config {str(source)!r} is neither a file nor a recipe: {', '.join(known)}{nearest(source, known)}")
         path = RECIPES / f"{source}.json"
-    try:
-        config = _yaml(path) if path.suffix in (".yaml", ".yml") else json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+    config = read_file(path)
     if not isinstance(config, dict):
         raise ValueError(f"{path} should hold the parts {', '.join(GROUPS)}")
     return config
+
+
+def read_file(path: Path) -> Any:
+    """What a .json (or .yaml) file holds."""
+    try:
+        return _yaml(path) if path.suffix in (".yaml", ".yml") else json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
 
 
 def _yaml(path: Path) -> Any:
@@ -180,8 +188,13 @@ def _yaml(path: Path) -> Any:
         import yaml
     except ImportError as error:
         raise ImportError(f"reading {path} needs the package PyYAML; a .json config needs nothing") from error
+
+    class Loader(yaml.SafeLoader):
+        """YAML 1.1, which PyYAML reads, takes 1e-3 for a text and wants 1.0e-3; here it is a number, as in JSON and YAML 1.2."""
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), Loader)  # a SafeLoader
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
 

@@ -8,11 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tokmix.data.hub import is_saved
 from tokmix.data.prepare import prepare
-from tokmix.data.read import Part, Text, open_source
+from tokmix.data.read import Delimited, Part, Text, format_of, open_source
 from tokmix.data.tokens import TokenFiles, TokenSplit, is_prepared
+from tokmix.lab.defaults import is_pair
 from tokmix.lab.modelfolder import Trained
 from tokmix.lab.opening import check_not_late
+
+READING = ("format", "pattern", "header", "encoding", "subset")  # settings of prepare that say how files are read
 
 
 def columns_of(trained: Trained) -> dict[str, Any]:
@@ -20,19 +24,32 @@ def columns_of(trained: Trained) -> dict[str, Any]:
     columns = trained.record["columns"]
     if not columns:
         return {}
-    return {"text": ",".join(columns["text"]), "label": columns.get("target")}
+    known = {"text": ",".join(columns["text"]), "label": columns.get("target"), "split_column": columns.get("split")}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def reading_of(trained: Trained, data: str | Path) -> dict[str, Any]:
+    """How its training data was read, as settings of prepare, less what says nothing about data of another kind."""
+    record, path = trained.record, Path(data)
+    noted = record.get("data", {}).get("reading", record.get("settings", {}).get("prepare", {}))
+    known = {name: noted[name] for name in READING if noted.get(name) is not None}
+    trained_on = {format_of(Path(one["name"])) for one in record.get("data", {}).get("source", [])}
+    if path.is_file() and format_of(path) not in (None, *trained_on):
+        known.pop("format", None)  # its name tells another
+    if not path.is_dir() or is_saved(path):
+        known.pop("pattern", None)
+    if path.exists():
+        known.pop("subset", None)
+    return known
 
 
 @contextmanager
 def token_files(trained: Trained, data: str | Path, settings: dict[str, Any]) -> Iterator[TokenFiles]:
-    """Prepared data as it is (it has to have the model's tokenizer and classes); other data is prepared in a folder that goes away."""
+    """Prepared data as it is (it has to fit the model); other data is prepared in a folder that goes away."""
     if is_prepared(data):
         check_not_late(data, settings)
         files = TokenFiles(data)
-        if files.card.tokenizer["sha256"] != trained.record["tokenizer"]["sha256"]:
-            raise ValueError(f"{data} was prepared with another tokenizer than {trained.folder}: give the data itself, or prepare it anew")
-        if trained.task == "classify" and files.card.labels != trained.labels:
-            raise ValueError(f"{data} has the classes {', '.join(files.card.labels)}, but the model {', '.join(trained.labels)}")
+        _check_fits(trained, data, files)
         yield files
         return
     with tempfile.TemporaryDirectory(prefix="tokmix-") as folder:
@@ -42,21 +59,54 @@ def token_files(trained: Trained, data: str | Path, settings: dict[str, Any]) ->
         yield TokenFiles(out)
 
 
+def _check_fits(trained: Trained, data: str | Path, files: TokenFiles) -> None:
+    card = files.card
+    if card.tokenizer["sha256"] != trained.record["tokenizer"]["sha256"]:
+        raise ValueError(f"{data} was prepared with another tokenizer than {trained.folder}: give the data itself, or prepare it anew")
+    if card.stream != trained.record["stream"] or trained.task not in (card.task, "mlm"):  # mlm reads rows or text of any task
+        raise ValueError(f"{data} was prepared for {card.task}, and {trained.folder} is a model for {trained.task}")
+    if is_pair(card) != trained.pair:
+        one, other = ("pairs of texts", "single texts") if trained.pair else ("single texts", "pairs of texts")
+        raise ValueError(f"{trained.folder} is a model of {one}, and {data} holds {other}")
+    if trained.task == "classify" and card.labels != trained.labels:
+        raise ValueError(f"{data} has the classes {', '.join(card.labels)}, but the model {', '.join(trained.labels)}")
+
+
 def _settings(trained: Trained, data: str | Path, settings: dict[str, Any]) -> dict[str, Any]:
-    known = {name: value for name, value in columns_of(trained).items() if value is not None}
     task = "lm" if trained.task == "mlm" and trained.record["stream"] else trained.task
+    known = reading_of(trained, data) | columns_of(trained)
     known |= {"task": task, "tokenizer": str(trained.folder / "tokenizer.json"), **settings}
     if not trained.record["stream"]:
         known.setdefault("max_len", trained.model.config.max_len)
     if trained.labels:
         known["labels"] = trained.labels
-    if not has_splits(_parts(data, known), known.get("split_column")):
-        known["into"] = "test"
+    if "header" not in settings and "header" in known and _has_header(data, known):
+        del known["header"]
+    parts = _parts(data, known)
+    for name in [name for name in known if name not in settings and _is_idle(name, known, parts)]:
+        del known[name]
+    if not has_splits(parts, known.get("split_column")):
+        known["into"] = only_split(parts) or "test"
     return known
 
 
+def _has_header(data: str | Path, known: dict[str, Any]) -> bool:
+    """Whether the columns are named in a first line, which the training data did not have."""
+    part = _parts(data, known | {"header": None})[0]
+    return isinstance(part, Delimited) and set(known.get("text", "").split(",")) <= set(part.columns())
+
+
+def _is_idle(name: str, known: dict[str, Any], parts: list[Part]) -> bool:
+    """Whether what held for the training data says nothing about this."""
+    if name in ("text", "label", "split_column") and isinstance(parts[0], Text):
+        return True  # plain text has no columns
+    if name == "split_column":
+        return not all(known[name] in part.columns() for part in parts)
+    return name == "header" and not any(isinstance(part, Delimited) for part in parts)
+
+
 def _parts(data: str | Path, known: dict[str, Any]) -> list[Part]:
-    header = known["header"].split(",") if known.get("header") else None
+    header = [name.strip() for name in known["header"].split(",")] if known.get("header") else None
     return open_source(
         data, format=known.get("format"), pattern=known.get("pattern"), header=header, encoding=known.get("encoding", "utf-8"),
         subset=known.get("subset"), task=known.get("task"),
@@ -64,9 +114,16 @@ def _parts(data: str | Path, known: dict[str, Any]) -> list[Part]:
 
 
 def has_splits(parts: list[Part], column: str | None) -> bool:
-    if len({part.split for part in parts} - {None}) > 1 and any(part.split == "train" for part in parts):
+    """By files or by a column. Of what a model is measured on, train need not be a part."""
+    if len({part.split for part in parts} - {None}) > 1:
         return True
-    return not isinstance(parts[0], Text) and (column or "split") in parts[0].columns()
+    return not isinstance(parts[0], Text) and (column or "split") in {name if column else name.lower() for name in parts[0].columns()}
+
+
+def only_split(parts: list[Part]) -> str | None:
+    """The one that the names of all files tell."""
+    names = {part.split for part in parts}
+    return names.pop() if len(names) == 1 else None
 
 
 def choose_split(files: TokenFiles, asked: str | None) -> TokenSplit:

@@ -118,7 +118,12 @@ class Work:
             raise ValueError(f"{what} needs a tokenizer with a mask token; prepare the data as rows, with a tokenizer made for them")
         if self.train.pretrain and self.task not in ("classify", "regress"):
             raise ValueError(f"train.pretrain comes before classify or regress, not before {self.task}")
+        if self.train.label_smoothing and self.task != "classify":
+            raise ValueError(f"train.label_smoothing smooths the classes of classify, and this is {self.task}: leave it out")
         self.warm_up_epochs = self._warm_up_epochs()
+        if self.train.mask is not None and self.task != "mlm" and not self.warm_up_epochs:
+            other = ", or a warm-up before it: train.pretrain=30" if self.task in ("classify", "regress") else ""
+            raise ValueError(f"train.mask hides tokens to be found, and {self.task} hides none: it needs train.task=mlm{other}")
         scores = self.card.splits["train"].scores
         self.mean, self.deviation = (scores["mean"], scores["deviation"] or 1.0) if self.task == "regress" else (0.0, 1.0)
 
@@ -127,7 +132,7 @@ class Work:
         share = self.train.holdout
         if share is None:
             share = min(0.1, HELD_TOKENS / max(split.tokens, 1) if self.card.stream else HELD_ROWS / max(len(split), 1))
-        kept, held = holdout(split.keys, share)
+        kept, held = holdout(split.groups, share)
         if not (len(held) and len(kept)):
             return (None, None) if self.train.fraction == 1 else (portion(np.arange(len(split)), split.keys, self.train.fraction), None)
         return portion(kept, split.keys, self.train.fraction), held  # what is held out stays the same for every fraction

@@ -22,11 +22,11 @@ from typing import Any
 import tokmix
 from tokmix.data.folder import check_free, write_text
 from tokmix.data.tokens import TokenFiles
-from tokmix.lab import account, baseline, modelfolder, ngram, report, warmup
+from tokmix.lab import account, baseline, modelfolder, ngram, report, source, warmup
 from tokmix.lab.checkpoint import Checkpoints
 from tokmix.lab.engine import Diverged, Engine, Interrupted
 from tokmix.lab.imports import import_files
-from tokmix.lab.opening import check_not_late, check_stack, nothing_left_of, prepared_in, source_of
+from tokmix.lab.opening import check_not_late, check_source, check_stack, nothing_left_of, prepared_in, source_of, token_folder
 from tokmix.lab.settings import Settings, differences
 from tokmix.lab.spread import spread
 from tokmix.lab.task import Work, main_figure
@@ -57,13 +57,15 @@ def run(
         spread(settings.train.shard, world)  # what cannot be is said before anything is written
         say: Callable[[str], None] = print if world.first and not quiet else lambda line: None
         if (out / "model" / modelfolder.RECORD).is_file() and resume:
+            if world.first and (out / RUN).is_file():
+                _check_same(Path(data), out, settings)
             say(f"{out / 'model'} is there already: this run has ended")
             return json.loads((out / "model" / modelfolder.RECORD).read_text(encoding="utf-8"))
         with nothing_left_of(out, new=world.first and not out.exists()):
             if world.first:
                 _open_run(Path(data), out, settings)
             world.wait()
-            work = Work(TokenFiles(prepared_in(Path(data), out, settings)), settings)
+            work = Work(TokenFiles(token_folder(Path(data), out)), settings)
         say(work.card.summary())
         return _Run(work, out, world, say, quiet or not world.first).train(resume)
 
@@ -71,22 +73,27 @@ def run(
 def _open_run(data: Path, out: Path, settings: Settings) -> None:
     """Make the folder and note what was asked, or see that it is what was asked before; prepare the data."""
     check_not_late(data, settings.prepare, "prepare.")
-    source = source_of(data)
-    asked = json.loads(json.dumps({"source": source, "settings": settings.record()}))
     path = out / RUN
     if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        if changed := differences(before["settings"], asked["settings"], FREE):
-            raise ValueError(f"{out} was started with other settings, so it cannot be resumed with these: {'; '.join(changed)}")
-        if before["source"] != source:
-            raise ValueError(f"{out} was started on other data, so it cannot be resumed on {data}")
+        _check_same(data, out, settings)
     elif out.exists() and any(one.name != ".run.json" for one in out.iterdir()):
         raise ValueError(f"{out} exists and is not a run of tokmix train: nothing is overwritten; name another folder")
     else:
         out.mkdir(parents=True, exist_ok=True)
-        write_text(out / ".run.json", json.dumps(asked, indent=1))
+        write_text(out / ".run.json", json.dumps({"source": source_of(data), "settings": settings.record()}, indent=1))
         (out / ".run.json").rename(path)
     prepared_in(data, out, settings)
+
+
+def _check_same(data: Path, out: Path, settings: Settings) -> None:
+    """A run goes on as it was started: with these settings, on this data."""
+    before = json.loads((out / RUN).read_text(encoding="utf-8"))
+    if changed := differences(before["settings"], settings.record(), FREE):
+        raise ValueError(f"{out} was started with other settings, so it cannot be resumed with these: {'; '.join(changed)}")
+    gone = not data.exists() and not (out / "data").exists()  # prepared data, which has to be there to go on, and not to have ended
+    if before["source"] != source_of(data) and not gone:
+        raise ValueError(f"{out} was started on other data, so it cannot be resumed on {data}")
+    check_source(data, out, settings)
 
 
 class _Run:
@@ -170,12 +177,14 @@ class _Run:
         """What a user would pick instead: a bag of words, or for a running text an n-gram model of its bytes."""
         if self.work.task not in ("classify", "lm") or not self.work.train.baseline or split is None:
             return None
+        # All of train, which needs no part held out; of a fraction what was trained on.
+        rows = None if self.work.train.fraction == 1 else self.work.kept
         if self.work.task == "lm":
-            return ngram.baseline(self.files, split)
+            return ngram.baseline(self.files, split, rows)
         if not baseline.available():
             self.say(baseline.ABSENT)
             return None
-        return baseline.bag_of_words(self.files, split)
+        return baseline.bag_of_words(self.files, split, rows)
 
     def _tell(self, record: dict[str, Any], curve: Path | None) -> None:
         cost, bag = record["cost"], record["baseline"]
@@ -215,11 +224,13 @@ def _record(
         "data": {
             "splits": {name: {"rows": part.rows, "tokens": part.tokens, "bytes": part.bytes} for name, part in card.splits.items()},
             "source": card.source,
+            "reading": {name: card.settings[name] for name in source.READING if card.settings.get(name) is not None},
             "warnings": card.warnings,
         },
         "model": asdict(work.config),
         "settings": work.settings.record(),
         "split": split,
+        "deviation": work.deviation if work.task == "regress" else None,  # of train's scores, by which a loss is divided
         "figures": figures,
         "baseline": bag,
         "selection": {"score": progress.best_score, "step": progress.best_step, "history": progress.history},
