@@ -126,6 +126,9 @@ def test_what_cannot_be_swapped_is_named() -> None:
         swap_attention(nn.TransformerDecoderLayer(16, 4), "fnet", causal=False, max_len=4)
     with pytest.raises(ValueError, match="kdim=8"):
         swap_attention(nn.MultiheadAttention(16, 4, kdim=8), "fnet", causal=False, max_len=4)
+    for name in ("add_bias_kv", "add_zero_attn"):
+        with pytest.raises(ValueError, match=f"attention with {name}=True cannot be swapped"):
+            swap_attention(nn.MultiheadAttention(16, 4, **{name: True}), "fnet", causal=False, max_len=4)
     model = encoder()
     with pytest.raises(ValueError, match="did you mean 'hypermixing'"):
         tokmix.swap_attention(model, "hypermixng", causal=False, max_len=4)

@@ -237,6 +237,7 @@ def test_workers_share_the_cores(monkeypatch):
         (["hsm", "--train.fraction", "0.5"], "give --fractions"),
         (["hsm", "--fractions", "0,1"], "above 0 and at most 1"),
         (["hsm", "--fractions", "a"], "numbers with commas"),
+        (["hsm", "--n", "500"], "--n 500 is for --data shapes"),
         (["hsm", "--seeds", "0"], "seeds=0"),
         (["hsm", "--jobs", "0"], "jobs=0"),
         (["atention"], "did you mean 'attention'"),
@@ -248,6 +249,16 @@ def test_what_does_not_work_is_said_in_one_line(given, told, data, tmp_path, cap
     shown = capsys.readouterr().err
     assert told in shown and shown.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_compared_is_not_taken_from_a_config(here, data, tmp_path, capsys):
+    (tmp_path / "c.json").write_text(json.dumps({"train": {"fraction": 0.5}}))
+    given = ["--data", str(data), "--seeds", "1", "--train.steps", "1", "--train.pretrain", "0", "--jobs", "1"]
+    assert main(["compare", "hsm", *given, "--out", str(tmp_path / "out"), "--config", str(tmp_path / "c.json")]) == 1
+    assert "train.fraction=0.5 is what is compared: give fractions (--fractions)" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main(["compare", "hsm", *given, "--out", str(tmp_path / "out"), "--config", "tiny"]) == 0
+    assert "model.stack='hypermixing(hidden=32)*2' of the settings is not used" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("stack", ["atention", "hypermlp"], ids=["no mixer", "one that does not fit the task"])

@@ -79,6 +79,7 @@ def test_on_a_gpu_the_seeds_of_a_model_go_together(tmp_path, monkeypatch):
     [
         (["none", "--train.lr", "1"], "takes no --train.lr"),
         (["none", "--config", "tiny"], "takes no --config"),
+        (["none", "--match", "first"], "takes no --match first"),
         (["none", "--n", "0"], "n=0"),
         (["none", "--epochs", "0"], "epochs=0"),
         (["non"], "unknown mixer"),

@@ -131,6 +131,16 @@ def test_other_settings_are_other_runs_and_other_data_is_refused(whole, data, tm
         run.compare(STACKS, data, tmp_path / "mine", BASE, resume=True)
 
 
+def test_other_data_of_the_same_name_is_refused(tmp_path):
+    settings = Settings.of(None, GIVEN | {"prepare.vocab": 200})
+    table = write_table(tmp_path / "t.csv", 60)
+    run.open_data(table, tmp_path / "out", settings)
+    run.open_data(table, tmp_path / "out", settings)
+    write_table(table, 60, seed=5)
+    with pytest.raises(ValueError, match=r"other data.*t\.csv is not what it was"):
+        run.open_data(table, tmp_path / "out", settings)
+
+
 # --- pairs -------------------------------------------------------------------------------------------------------------------
 
 

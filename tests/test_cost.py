@@ -143,6 +143,13 @@ def test_one_command_checks_every_mixer(capsys: pytest.CaptureFixture[str]) -> N
             assert [check["training_counted"] for check in one["check"]] == one["total"]["training"]
 
 
+def test_a_long_count_says_what_it_is_at(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokmix.cost.counter.SILENT", 0.0)
+    assert main(["cost", "hsm", *SMALL, "--check", "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out) and "counting the operations of hsm at 17 tokens, 1 of 2 lengths done in 0 s" in told.err
+
+
 @pytest.mark.usefixtures("clean_registry")
 def test_a_formula_that_is_wrong_fails_the_check(capsys: pytest.CaptureFixture[str]) -> None:
     @tokmix.register("too_cheap")
@@ -177,6 +184,12 @@ def test_tables_crossing_paper_and_picture(capsys: pytest.CaptureFixture[str], t
         (["hsm", "--farthest", "0"], "farthest=0"),
         (["fnet", "--causal"], "'fnet' has no 'causal' mode"),
         (["hsm", "--dim", "0"], "dim=0"),
+        (["hsm", "--out", "nodir/c.png"], "--out 'nodir/c.png': there is no folder 'nodir'"),
+        (["--paper", "--lengths", "64"], "--lengths is about stacks"),
+        (["--paper", "--feed-forward", "0"], "--feed-forward is about stacks"),
+        (["--paper", "--vocab", "9"], "--vocab is about stacks"),
+        (["--paper", "--farthest", "9"], "--farthest is about stacks"),
+        (["--paper", "--causal"], "--causal is about stacks"),
         (["--paper", "--dim", "30"], "heads=4 does not divide dim=30"),
     ],
 )

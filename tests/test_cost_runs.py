@@ -256,7 +256,8 @@ def test_folders_that_say_nothing_are_one_line(trained, tmp_path, capsys):
         return told
 
     assert "give stacks or results, not both" in complaint(str(trained), "hsm")
-    assert "--check is about stacks" in complaint(str(trained), "--check")
+    for option in (["--check"], ["--dim", "16"], ["--feed-forward", "0"], ["--vocab", "9"], ["--causal"], ["--farthest", "9"], ["--paper"]):
+        assert f"{option[0]} is about stacks" in complaint(str(trained), *option)
     (tmp_path / "open").mkdir()
     (tmp_path / "open" / "run.json").write_text("{}")
     assert "has not ended" in complaint(str(tmp_path / "open"))

@@ -51,6 +51,16 @@ def test_sampled_frequencies_follow_the_softmax() -> None:
     assert (found - expected).abs().max() < 0.03
 
 
+@pytest.mark.parametrize("temperature", [1e-39, 1e-300, 5e-324])
+def test_the_smallest_temperatures_take_the_likeliest(temperature: float) -> None:
+    for model in (made(), made().float()):
+        ways: list[dict[str, Any]] = [{}, {"top_k": 5}, {"top_p": 0.9}, {"stop": [4], "min_new": 3}]
+        for how in ways:
+            assert generate(model, PROMPTS, 5, temperature=temperature, seed=0, **how) == generate(model, PROMPTS, 5, **how)
+    held = generate(made(), [[1]] * 50, 1, 1, temperature=1e300, seed=0, stop=[4])
+    assert [4] not in held and len({row[0] for row in held}) > 10, "a hot one takes any token but a masked one"
+
+
 def test_top_k_and_top_p_keep_the_likeliest() -> None:
     model = made(vocab=6)
     probabilities = model(torch.tensor([[1]]))[0, -1].softmax(-1).detach()
@@ -115,6 +125,11 @@ def test_nothing_to_do() -> None:
         ({"min_new": 9, "max_new": 3}, "min_new=9"),
         ({"temperature": -1.0}, "temperature=-1.0"),
         ({"temperature": float("nan")}, "temperature=nan"),
+        ({"temperature": float("inf"), "stop": [2], "min_new": 2}, "temperature=inf should be 0"),
+        ({"temperature": "hot"}, "temperature='hot'"),
+        ({"seed": "a"}, "seed='a' should be a whole number"),
+        ({"seed": 1.5}, "seed=1.5 should be a whole number"),
+        ({"stop": range(23), "min_new": 1}, "all 23 tokens"),
         ({"top_k": 0}, "top_k=0"),
         ({"top_p": 0.0}, "top_p=0.0"),
         ({"stop": [40]}, "token id 40"),

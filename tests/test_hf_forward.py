@@ -31,13 +31,31 @@ def test_padded_and_packed_equal_the_core_on_each_sequence_alone(case: Case) -> 
         assert torch.allclose(spare.last_hidden_state[0, :-2], alone, atol=1e-10)
 
 
+def test_positions_beside_a_mask_pack_or_count_its_tokens() -> None:
+    model = made()
+    ids, mask, prompts = batch(left=True)
+    counted = (mask.cumsum(1) - 1).masked_fill(mask == 0, 0)  # as generate() does
+    padded = model(ids, attention_mask=mask).logits
+    assert torch.equal(model(ids, attention_mask=mask, position_ids=counted).logits, padded)
+    assert torch.equal(
+        model(ids, attention_mask=mask, position_ids=counted, use_cache=True).logits, model(ids, mask, use_cache=True).logits
+    )
+    row, positions = torch.tensor([joined(prompts)]), torch.cat([torch.arange(len(prompt)) for prompt in prompts])[None]
+    packed = model(row, position_ids=positions).logits
+    assert torch.equal(model(row, position_ids=positions, attention_mask=torch.ones_like(row)).logits, packed)
+    spare = model(F.pad(row, (2, 1)), position_ids=F.pad(positions, (2, 1), value=7), attention_mask=F.pad(torch.ones_like(row), (2, 1)))
+    assert torch.allclose(spare.logits[:, 2:-1], packed, atol=1e-10)
+
+
 def test_sequence_heads_equal_the_core_padded_and_packed() -> None:
     for head, labels in (("classify", torch.tensor([2, -100, 0])), ("regress", torch.tensor([0.5, -100.0, 2.0]))):
         model = made(head=head, causal=False, classes=3)
         ids, mask, prompts = batch(left=True)
         alone = torch.cat([model.core(torch.tensor([prompt])) for prompt in prompts])
-        counted = alone[[0, 2]]
-        losses = F.cross_entropy(counted, labels[[0, 2]], reduction="none") if head == "classify" else (counted - labels[[0, 2]]) ** 2
+        if head == "classify":
+            losses = F.cross_entropy(alone[[0, 2]], labels[[0, 2]], reduction="none")
+        else:  # a score of -100 is one like any other
+            losses = (alone - labels) ** 2
         numbers = torch.tensor([[1] * 4 + [2] * 7 + [3]])
         for given in ({"input_ids": ids, "attention_mask": mask}, {"input_ids": torch.tensor([joined(prompts)]), "segment_ids": numbers}):
             found = model(**given, labels=labels)
@@ -45,6 +63,8 @@ def test_sequence_heads_equal_the_core_padded_and_packed() -> None:
             assert torch.allclose(found.logits.view(alone.shape), alone)
             assert torch.allclose(found.loss, losses.mean())
             assert torch.allclose(model(**given, labels=labels, num_items_in_batch=torch.tensor(10)).loss, losses.sum() / 10)
+            if head == "regress":
+                assert torch.allclose(model(**given, labels=labels, num_items_in_batch=2).loss, losses.mean()), "as Trainer counts"
 
 
 def test_token_losses_count_next_tokens_within_sequences_alone() -> None:
@@ -79,10 +99,18 @@ def test_outputs_come_as_tuples_too_and_unknown_arguments_are_refused() -> None:
         ({"attention_mask": mask[:, None, None]}, r"attention_mask of shape \[3, 1, 1, 7\]"),
         ({"attention_mask": mask, "segments": Segments.from_mask(mask)}, "give no attention_mask"),
         ({"position_ids": torch.tensor([[0, 1, 1, 2, 3, 4, 5]])}, "count each sequence from 0"),
+        ({"position_ids": torch.full((3, 7), 17), "attention_mask": mask}, "count each sequence from 0"),
+        ({"position_ids": torch.tensor([[0, 1, 2, 0, 1, 2, 3]]), "segment_ids": torch.ones(3, 7, dtype=torch.long)}, "count each sequence"),
+        ({"position_ids": torch.arange(6)[None]}, r"position_ids of shape \[1, 6\] does not fit"),
+        ({"position_ids": torch.tensor([[0, 1, 2, 0, 1, 2, 3]]), "use_cache": True}, "one sequence a row"),
         ({"use_cache": True, "segment_ids": mask}, "segment_ids cannot be used with a cache"),
     ):
         with pytest.raises(ValueError, match=words):
             model(ids, **given)
+    model.config.output_hidden_states = True
+    for asked in (model, made(output_hidden_states=True)):
+        with pytest.raises(ValueError, match="leave output_hidden_states=True out of its config"):
+            asked(ids)
     classifier = made(head="classify", causal=False)
     with pytest.raises(ValueError, match="class numbers"):
         classifier(ids, labels=torch.zeros(3))

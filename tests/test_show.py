@@ -64,7 +64,7 @@ def test_a_folder_that_is_no_model_is_one_line(tmp_path, capsys):
         assert words in said and len(said.splitlines()) == 1
 
 
-def test_mixers_of_ones_own_can_be_shown(tmp_path, capsys):
+def test_mixers_of_ones_own_can_be_shown_listed_and_costed(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(
         "import tokmix\n\n"
         "@tokmix.register('shown_mean')\n"
@@ -75,5 +75,7 @@ def test_mixers_of_ones_own_can_be_shown(tmp_path, capsys):
         "    def cost(self, length):\n"
         "        return tokmix.Cost(0, length * self.dim)\n"
     )
-    assert main(["show", "shown_mean*2", "--dim", "8", "--import", str(tmp_path / "mine.py")]) == 0
-    assert "shown_mean" in capsys.readouterr().out
+    mine = ["--import", str(tmp_path / "mine.py")]
+    for words in (["show", "shown_mean*2", "--dim", "8"], ["cost", "shown_mean*2", "--lengths", "8"], ["list"]):
+        assert main([*words, *mine]) == 0
+        assert "shown_mean" in capsys.readouterr().out

@@ -153,6 +153,8 @@ BAD = {
     "--train.lr 0.1": "--train.lr 0.1 is set, but the space searches it",
     "--trials 0": "--trials=0 is not a whole number of at least 1",
     "--workers 0": "--workers=0 is not a whole number of at least 1",
+    "--study films": "--study films is about a study in a database: give --storage too",
+    "--patience 9": "--patience 9 is about a study in a database",
     "--resume": "--resume: there is no study in",
     "--space nowhere.json": "no file 'nowhere.json'",
     "--train.final test": "compares trials by valid",

@@ -67,7 +67,7 @@ def test_parameters_go_into_settings() -> None:
         ({"model.layout": {"choice": ["pre", "pre"]}}, "twice"),
         ({"model.layout": {"choice": ["pre", ["post"]]}}, "a choice is a number, a text"),
         ({"model.layout": {"choice": ["pre", "rezro"]}}, "layout='rezro' is unknown.*did you mean 'rezero'?"),
-        ({"model.dim": {"uniform": [16, 64]}}, "model.dim: dim=16.0 should be of type int"),
+        ({"model.dim": {"uniform": [16, 64]}}, "^space: model.dim=16.0 should be of type int"),
         ({"train.warmup": {"uniform": [0, 2]}}, "train.warmup=2.0 is outside 0 to 0.9"),
     ],
     ids=str,
@@ -80,7 +80,11 @@ def test_a_space_that_does_not_work_is_told_in_one_line(space: dict, words: str)
 
 def test_a_space_is_read_from_json_and_yaml_nested_or_not(tmp_path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"train.lr": {"loguniform": [1e-4, 1e-2]}}))
-    (tmp_path / "b.yaml").write_text("train:\n  lr: {loguniform: [0.0001, 0.01]}\n")
+    (tmp_path / "b.yaml").write_text("train:\n  lr: {loguniform: [1e-4, 0.01]}\n")
+    for text in ("[]", "3"):
+        (tmp_path / "list.json").write_text(text)
+        with pytest.raises(ValueError, match=r"list.json should hold a range for each setting, such as \{\"train.lr\": "):
+            Space.read(tmp_path / "list.json")
     assert Space.read(tmp_path / "a.json") == Space.read(tmp_path / "b.yaml") == Space.of({"train.lr": {"loguniform": [1e-4, 1e-2]}})
     assert Space.read(None).record() == PAPER
     with pytest.raises(ValueError, match="no file"):

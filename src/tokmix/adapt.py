@@ -111,7 +111,7 @@ class MixerAttention(nn.Module):
 def swap_attention(module: nn.Module, mixer: str, *, causal: bool, max_len: int) -> nn.Module:
     """Put a mixer, written as in a stack ('hypermixing(heads=4)'), in place of each nn.MultiheadAttention inside an
     nn.TransformerEncoder, an nn.TransformerEncoderLayer or a module of your own that holds them. Changes the module
-    and returns it; the attention's weights are gone."""
+    and returns it; the attention's weights are gone, and so is the dropout of its scores: mixers have none."""
     specs = stack.parse(mixer)
     if len(specs) != 1:
         raise ValueError(f"swap_attention takes one mixer for all layers, not the stack {mixer!r}")
@@ -125,6 +125,9 @@ def swap_attention(module: nn.Module, mixer: str, *, causal: bool, max_len: int)
             raise ValueError(
                 f"attention with kdim={attention.kdim}, vdim={attention.vdim} beside embed_dim={attention.embed_dim} cannot be swapped"
             )
+        for name, set_so in (("add_bias_kv", attention.bias_k is not None), ("add_zero_attn", attention.add_zero_attn)):
+            if set_so:
+                raise ValueError(f"attention with {name}=True cannot be swapped: a mixer adds no token of its own to the keys")
         made = create(spec.name, attention.embed_dim, causal=causal, max_len=max_len, layer=layer, **spec.options)
         made = made.to(attention.out_proj.weight)  # device and dtype
         return MixerAttention(made, attention.batch_first, attention.num_heads, last).train(attention.training)

@@ -6,7 +6,9 @@ never changes what it gets.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from numbers import Real
 from operator import index
 from typing import Literal, overload
 
@@ -54,8 +56,7 @@ def generate(
     except TypeError:
         raise ValueError(f"prompts={prompts!r} should be lists of whole numbers, such as [[5, 8, 2], [7]]") from None
     _check(model, rows, max_new, min_new, temperature, top_k, top_p, stop)
-    if seed is None:
-        seed = int(torch.randint(2**31, ()))
+    seed = _seed(seed)
     tokens = _tokens(model, rows, max_new, min_new, temperature, top_k, top_p, tuple(stop), seed)
     if stream:
         return tokens
@@ -63,6 +64,15 @@ def generate(
     for row, token in tokens:
         new[row].append(token)
     return new
+
+
+def _seed(given: int | None) -> int:
+    if given is None:
+        return int(torch.randint(2**31, ()))
+    try:
+        return index(given)
+    except TypeError:
+        raise ValueError(f"seed={given!r} should be a whole number, or None to draw one") from None
 
 
 def _check(
@@ -76,12 +86,12 @@ def _check(
     checks.at_least("min_new", min_new, 0)
     if min_new > max_new:
         raise ValueError(f"min_new={min_new} is more than max_new={max_new}")
-    if not temperature >= 0:
-        raise ValueError(f"temperature={temperature} should be 0 (greedy) or more")
+    if not isinstance(temperature, Real) or not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature={temperature!r} should be 0 (greedy) or a finite number above it")
     if top_k is not None:
         checks.at_least("top_k", top_k, 1)
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p} should be above 0 and at most 1")
+    if top_p is not None and (not isinstance(top_p, Real) or not 0 < top_p <= 1):
+        raise ValueError(f"top_p={top_p!r} should be above 0 and at most 1")
     for row, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"prompt {row} is empty; generation continues at least one token")
@@ -92,6 +102,8 @@ def _check(
     for token in {token for prompt in prompts for token in prompt} | set(stop):
         if not 0 <= token < config.vocab:
             raise ValueError(f"token id {token} is not in the vocabulary of {config.vocab}")
+    if min_new and len(set(stop)) == config.vocab:
+        raise ValueError(f"stop holds all {config.vocab} tokens of the vocabulary, and none of them may come before min_new={min_new}")
 
 
 def _tokens(
@@ -138,7 +150,8 @@ def _choose(logits: Tensor, temperature: float, top_k: int | None, top_p: float 
     logits, ids = logits.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
         logits, ids = logits[:, :top_k], ids[:, :top_k]
-    probabilities = (logits / temperature).softmax(-1).double()
+    # From the likeliest down, in double: the smallest temperatures there are must not turn it into infinity or 0 / 0.
+    probabilities = ((logits.double() - logits[:, :1].double()) / temperature).softmax(-1)
     if top_p is not None:
         before = probabilities.cumsum(-1) - probabilities
         probabilities = torch.where(before < top_p, probabilities, 0)

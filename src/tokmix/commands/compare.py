@@ -7,6 +7,7 @@ from tokmix.commands.train import add_train_settings, train_settings
 
 ABOUT = "several stacks on one task: equal parameters, seeds, tests of significance, what each cost"
 SHAPES = "shapes"  # the built-in task; ./shapes for a folder of that name
+SEQUENCES = 1000  # of shapes to train on
 TAKEN = ("train.epochs", "train.device", "train.seed")  # by the built-in task
 
 
@@ -19,13 +20,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--match",
         choices=("largest", "first"),
-        default="largest",
-        help="whose parameters all get, by the feed-forward's width (default: %(default)s)",
+        help="whose parameters all get, by the feed-forward's width (default: largest)",
     )
-    parser.add_argument("--no-match", dest="match", action="store_const", const=None, help="every stack as it is")
+    parser.add_argument("--no-match", dest="match", action="store_const", const="none", help="every stack as it is")
     parser.add_argument("--jobs", type=int, help="runs at a time (default: a core each, or four a GPU)")
     parser.add_argument("--resume", action="store_true", help="go on in --out: what has finished is kept")
-    parser.add_argument("--n", type=int, default=1000, help="shapes: sequences to train on (default: %(default)s)")
+    parser.add_argument("--n", type=int, help=f"shapes: sequences to train on (default: {SEQUENCES})")
     parser.add_argument(
         "--epochs", dest="train.epochs", type=int, default=argparse.SUPPRESS, help="short for --train.epochs", metavar="VALUE"
     )
@@ -48,19 +48,25 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(
                 f"--data shapes takes no {unknown}: model and training are the paper's; give --n, --epochs, --seeds, --fractions"
             )
+        if options.match not in (None, "none"):
+            raise ValueError(f"--data shapes takes no --match {options.match}: no parameters are matched there")
         import_files(options.imports)
         seed, epochs, device = (given.get(f"train.{name}") for name in ("seed", "epochs", "device"))
+        n = SEQUENCES if options.n is None else options.n
         compare_shapes(
-            options.stacks, options.out, n=options.n, epochs=epochs, seeds=options.seeds, first_seed=seed or 0, fractions=fractions,
+            options.stacks, options.out, n=n, epochs=epochs, seeds=options.seeds, first_seed=seed or 0, fractions=fractions,
             device=device, jobs=options.jobs, resume=options.resume,
         )  # fmt: skip
         return 0
+    if options.n is not None:
+        raise ValueError(f"--n {options.n} is for --data shapes; of other data give --fractions, shares of train's rows")
     from tokmix.compare.run import compare
     from tokmix.lab.settings import Settings
 
+    match = None if options.match == "none" else options.match or "largest"
     compare(
         options.stacks, options.data, options.out, Settings.of(options.config, given), seeds=options.seeds, fractions=fractions,
-        match=options.match, jobs=options.jobs, resume=options.resume, imports=options.imports,
+        match=match, jobs=options.jobs, resume=options.resume, imports=options.imports,
     )  # fmt: skip
     return 0
 

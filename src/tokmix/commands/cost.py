@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
+
+from tokmix.commands.common import add_imports
 
 ABOUT = "what a stack costs by length, where two cross, and what a run did cost: E x D x H, time, memory, joules"
 LENGTHS = "64,128,256,512,1024,2048,4096,8192"
+DIM, VOCAB, FARTHEST = 256, 30522, 32768
+OF_STACKS = ("lengths", "vocab", "feed_forward", "causal", "check", "farthest")  # and not of the paper's formulas
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -12,8 +17,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "what", nargs="*", metavar="STACK|RUN", help="stacks like 'hsm*3, attention(heads=8)', or folders: run, model, tune, compare"
     )
     parser.add_argument("--lengths", default=None, help=f"tokens of a sequence, with commas (default: {LENGTHS})")
-    parser.add_argument("--dim", type=int, default=256, help="width (default: %(default)s)")
-    parser.add_argument("--vocab", type=int, default=30522, help="size of the vocabulary (default: %(default)s)")
+    parser.add_argument("--dim", type=int, help=f"width (default: {DIM})")
+    parser.add_argument("--vocab", type=int, help=f"size of the vocabulary (default: {VOCAB})")
     parser.add_argument("--feed-forward", type=int, default=None, help="inner width; 0 = none (default: twice the width)")
     parser.add_argument("--causal", action="store_true", help="as a language model, each token seeing only what came before")
     parser.add_argument(
@@ -22,21 +27,36 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--paper", action="store_true", help="the HyperMixer paper's formulas, printed and corrected, and Figure 2's points"
     )
-    parser.add_argument("--farthest", type=int, default=32768, help="look for crossings up to this length (default: %(default)s)")
+    parser.add_argument("--farthest", type=int, help=f"look for crossings up to this length (default: {FARTHEST})")
     parser.add_argument("--out", help="a picture (.png, .svg or .pdf) of FLOPs against length")
     parser.add_argument("--json", action="store_true", help="as JSON")
+    add_imports(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from tokmix.cost.runs import is_result
+    from tokmix.lab.imports import import_files
 
+    import_files(options.imports)
     folders = [one for one in options.what if is_result(one)]
     if not options.what and not options.paper:
         raise ValueError("nothing to cost: give one or more stacks, or run folders, or --paper")
     if folders and len(folders) < len(options.what):
         stack = next(one for one in options.what if one not in folders)
         raise ValueError(f"{folders[0]!r} is a folder of a result and {stack!r} is not: give stacks or results, not both")
-    return _results(options) if folders else _stacks(options)
+    if folders:
+        _refuse(options, ("dim", *OF_STACKS, "paper", "out"), f"is about stacks; {folders[0]!r} is a folder of a result")
+        return _results(options)
+    if not options.what:
+        _refuse(options, OF_STACKS, "is about stacks, and --paper alone has its own formulas and lengths: give a stack, or leave it out")
+    return _stacks(options)
+
+
+def _refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    for name in names:
+        given = getattr(options, name)
+        if given is not None and given is not False:
+            raise ValueError(f"--{name.replace('_', '-')} {why}")
 
 
 def _results(options: argparse.Namespace) -> int:
@@ -45,9 +65,6 @@ def _results(options: argparse.Namespace) -> int:
     from tokmix.cost.runs import results
     from tokmix.cost.show import result_table
 
-    for name in ("check", "paper", "out", "lengths"):
-        if getattr(options, name):
-            raise ValueError(f"--{name} is about stacks; {options.what[0]!r} is a folder of a result")
     found = [one.record() for path in options.what for one in results(path)]
     print(json.dumps({"results": found}, indent=1) if options.json else result_table(found))
     return 0
@@ -58,24 +75,29 @@ def _stacks(options: argparse.Namespace) -> int:
 
     from tokmix.cost import counter, paper, show, stacks
 
+    if options.out:
+        _check_place(options.out)
+    dim, vocab, farthest = (
+        default if given is None else given for given, default in ((options.dim, DIM), (options.vocab, VOCAB), (options.farthest, FARTHEST))
+    )
     width = "auto" if options.feed_forward is None else options.feed_forward
-    shape = stacks.Shape(options.dim, options.vocab, width, options.causal)
+    shape = stacks.Shape(dim, vocab, width, options.causal)
     lengths = _lengths(options.lengths)
-    priced = [stacks.Priced(_stack(one), lengths, shape, options.farthest) for one in options.what]
+    priced = [stacks.Priced(_stack(one), lengths, shape, farthest) for one in options.what]
     found: dict[str, Any] = {"stacks": [one.record() for one in priced]}
     parts = [show.stack_tables(one) for one in priced]
     different = False
     if options.check:
         for one, record in zip(priced, found["stacks"], strict=True):
-            checks = [counter.check(one.model, length) for length in lengths]
+            checks = counter.check_all(one.name, one.model, lengths)
             record["check"] = [check.record() for check in checks]
             parts.append(show.check_table(one.name, checks))
             different |= not all(check.equal for check in checks)
-    if pairs := stacks.pairs(priced, options.farthest):
+    if pairs := stacks.pairs(priced, farthest):
         found["crossings"] = [pair.record() for pair in pairs]
         parts.append(show.pair_lines(pairs))
     if options.paper:
-        found["paper"] = paper.table(paper.Sizes(options.dim, 2 * options.dim))
+        found["paper"] = paper.table(paper.Sizes(dim, 2 * dim))
         parts.append(show.paper_table(found["paper"]))
     if options.out:
         parts.append(f"picture {_draw(options.out, priced, found)}")
@@ -98,6 +120,14 @@ def _stack(text: str) -> str:
             raise ValueError(f"{text!r} is neither a folder nor a stack: {error}") from None
         raise
     return text
+
+
+def _check_place(out: str) -> None:
+    """Before anything is computed."""
+    from pathlib import Path
+
+    if not Path(out).parent.is_dir():
+        raise ValueError(f"--out {out!r}: there is no folder {str(Path(out).parent)!r}")
 
 
 def _lengths(text: str | None) -> list[int]:

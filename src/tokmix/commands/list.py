@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import argparse
 
+from tokmix.commands.common import add_imports
+
 ABOUT = "the known mixers: order, modes, options"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    pass
+    add_imports(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    from tokmix.lab.imports import import_files
     from tokmix.summary import list_mixers
 
+    import_files(options.imports)
     print(list_mixers())
     return 0

@@ -21,12 +21,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=None, help="trials at a time (default: one a GPU, else one a core, at most 8)")
     parser.add_argument("--threads", type=int, default=1, help="of each trial (default: %(default)s)")
     parser.add_argument("--storage", metavar="URL", help="postgresql://user@host/database, for many machines (default: a journal file)")
-    parser.add_argument("--study", metavar="NAME", help="name of the study in the database (default: the folder's)")
+    parser.add_argument("--study", metavar="NAME", help="with --storage: name of the study in the database (default: the folder's)")
     parser.add_argument(
         "--patience",
         type=int,
-        default=60,
-        help="with --storage: seconds without a sign of life after which a worker counts as dead (default: %(default)s)",
+        help="with --storage: seconds without a sign of life after which a worker counts as dead (default: 60)",
     )
     parser.add_argument("--resume", action="store_true", help="go on with a study; an error where there is none")
     add_imports(parser)

@@ -63,12 +63,15 @@ class TokmixPreTrainedModel(PreTrainedModel):
         use_cache: bool | None = None,
     ) -> tuple[Any, Segments | None, Cache | None]:
         """-> (what the core gives, the segments used, the cache where one was given or asked for)"""
+        for name in ("output_hidden_states", "output_attentions"):
+            if getattr(self.config, name, False):
+                raise ValueError(f"this model gives no {name.removeprefix('output_')}: leave {name}=True out of its config")
         if past is None and use_cache:
             past = DynamicCache(config=self.config)
         if past is None:
             segments = inputs.read_segments(ids, attention_mask, position_ids, segment_ids, segments)
             return self.core(ids, segments), segments, None
-        segments = inputs.step_segments(ids, attention_mask, segment_ids=segment_ids, segments=segments)
+        segments = inputs.step_segments(ids, attention_mask, position_ids, segment_ids=segment_ids, segments=segments)
         return cache.step(self.core, ids, segments, past), segments, past
 
     def get_input_embeddings(self) -> nn.Module:

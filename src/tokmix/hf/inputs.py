@@ -2,7 +2,8 @@
 
 attention_mask  [B, T], 1 = real token; padding on either side
 segment_ids     [B, T], 0 = padding, a run of equal numbers = one sequence: several may share a row
-position_ids    [B, T] without a mask: a sequence starts wherever the count is 0 (as padding-free collators write it)
+position_ids    [B, T] or [1, T], counting the real tokens of each sequence from 0, as the model does for itself: a sequence starts wherever
+                the count is 0 (as padding-free collators write it); any other count is an error
 segments        a tokmix.Segments, made on the host: spares the device a question
 """
 
@@ -26,29 +27,35 @@ def read_segments(
     if segments is not None:
         if attention_mask is not None or segment_ids is not None:
             raise ValueError("segments already says where sequences are: give no attention_mask or segment_ids beside it")
+        _check_count(segments, segments.mask, position_ids, ids)
         return segments.to(ids.device)
+    if attention_mask is not None:
+        _fits("attention_mask", attention_mask, ids)
     if segment_ids is not None:
         _fits("segment_ids", segment_ids, ids)
         if attention_mask is not None:
-            _fits("attention_mask", attention_mask, ids)
             segment_ids = torch.where(attention_mask != 0, segment_ids, 0)
-        return Segments(segment_ids.cpu()).to(ids.device)
-    if attention_mask is not None:
-        _fits("attention_mask", attention_mask, ids)
-        return _from_mask(attention_mask, ids.device)
-    return None if position_ids is None else _from_positions(position_ids, ids)
+        segments = Segments(segment_ids.cpu())
+        _check_count(segments, segments.mask, position_ids, ids)
+        return segments.to(ids.device)
+    if position_ids is not None:
+        return _from_positions(position_ids, attention_mask, ids)
+    return None if attention_mask is None else _from_mask(attention_mask, ids.device)
 
 
-def step_segments(ids: Tensor, attention_mask: Tensor | None, **others: object) -> Segments | None:
-    """For tokens that continue a cache: the mask covers those in the cache too."""
+def step_segments(ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, **others: object) -> Segments | None:
+    """For tokens that continue a cache: the mask covers those in the cache too. The cache knows at which position each row stands."""
     for name, value in others.items():
         if value is not None:
             raise ValueError(f"{name} cannot be used with a cache, which continues one sequence a row; use attention_mask")
     if attention_mask is None:
+        _check_one_sequence(position_ids, None, ids)
         return None
     if attention_mask.dim() != 2 or attention_mask.shape[0] != ids.shape[0] or attention_mask.shape[1] < ids.shape[1]:
         raise ValueError(f"attention_mask of shape {list(attention_mask.shape)} does not cover input_ids of shape {list(ids.shape)}")
-    return _from_mask(attention_mask[:, -ids.shape[1] :], ids.device)
+    mask = attention_mask[:, -ids.shape[1] :]
+    _check_one_sequence(position_ids, mask, ids)
+    return _from_mask(mask, ids.device)
 
 
 def _fits(name: str, given: Tensor, ids: Tensor) -> None:
@@ -61,13 +68,36 @@ def _from_mask(mask: Tensor, device: torch.device) -> Segments | None:
     return None if bool(host.all()) else Segments.from_mask(host).to(device)
 
 
-def _from_positions(position_ids: Tensor, ids: Tensor) -> Segments | None:
-    """Each sequence counts from 0; anything else is an error, since the model counts for itself."""
-    host = position_ids.cpu().expand(ids.shape)
-    segments = Segments((host == 0).cumsum(1))
-    if not torch.equal(segments.positions, host.long()):
+def _from_positions(position_ids: Tensor, mask: Tensor | None, ids: Tensor) -> Segments | None:
+    """Of the mask's tokens: a sequence starts wherever the count is 0."""
+    real = torch.ones(ids.shape, dtype=torch.bool) if mask is None else mask.cpu() != 0
+    number = (real & (_positions(position_ids, ids) == 0)).cumsum(1)
+    packed = bool((number > 1).any())
+    segments = Segments(torch.where(real, number, 0)) if packed else Segments.from_mask(real)
+    _check_count(segments, real, position_ids, ids)
+    return segments.to(ids.device) if packed or not bool(real.all()) else None
+
+
+def _check_count(segments: Segments, real: Tensor, position_ids: Tensor | None, ids: Tensor) -> None:
+    """The model counts for itself, so positions that say something else are an error; at padding they say nothing."""
+    if position_ids is not None and not torch.equal(segments.positions.cpu(), torch.where(real.cpu(), _positions(position_ids, ids), 0)):
         raise ValueError("position_ids should count each sequence from 0, one by one; padding is given by attention_mask")
-    return segments.to(ids.device) if segments.packed else None
+
+
+def _check_one_sequence(position_ids: Tensor | None, mask: Tensor | None, ids: Tensor) -> None:
+    """Where a row stands is known to its cache; a single token, of which there are many, spares the device the question."""
+    if position_ids is None or ids.shape[1] < 2:
+        return
+    real = torch.ones(ids.shape, dtype=torch.bool) if mask is None else mask.cpu() != 0
+    start = _positions(position_ids, ids) - real.cumsum(1)
+    if bool((real & (start != start.masked_fill(~real, start.max()).amin(1, keepdim=True))).any()):
+        raise ValueError("position_ids should count on, one by one, with a cache, which continues one sequence a row")
+
+
+def _positions(position_ids: Tensor, ids: Tensor) -> Tensor:
+    if position_ids.dim() != 2 or position_ids.shape[0] not in (1, ids.shape[0]) or position_ids.shape[1] != ids.shape[1]:
+        raise ValueError(f"position_ids of shape {list(position_ids.shape)} does not fit input_ids of shape {list(ids.shape)}")
+    return position_ids.cpu().long().expand(ids.shape)
 
 
 def refuse(forward: Callable[..., Any], others: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Losses as Trainer expects them: the mean over the targets that count, or, where Trainer counted the targets of all
-ranks and accumulated steps (num_items_in_batch), the sum divided by that number. A target of -100 does not count."""
+ranks and accumulated steps (num_items_in_batch), the sum divided by that number.
+A class or token of -100 does not count; among scores it is a number like any other."""
 
 from __future__ import annotations
 
@@ -18,20 +19,22 @@ def cross_entropy(logits: Tensor, targets: Tensor, total: Total = None) -> Tenso
     """logits [..., C], targets [...] of whole numbers."""
     logits = logits.to(at_least_float32(logits.dtype)).flatten(0, -2)
     targets = targets.to(logits.device).flatten()
-    return _share(F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum"), targets, total)
+    return _share(F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum"), (targets != IGNORE).sum(), total)
 
 
 def squared_error(scores: Tensor, targets: Tensor, total: Total = None) -> Tensor:
     """scores [S], targets [S]."""
-    targets = targets.to(scores.device)
     scores = scores.to(at_least_float32(scores.dtype))
-    errors = torch.where(targets == IGNORE, 0, scores - targets.to(scores.dtype))
-    return _share(errors.square().sum(), targets, total)
+    errors = scores - targets.to(scores)
+    count = torch.tensor(errors.numel(), device=errors.device)
+    if total is not None:  # Trainer leaves scores of -100 out of its number, perhaps all of them
+        total = torch.as_tensor(total, device=errors.device).maximum(count)
+    return _share(errors.square().sum(), count, total)
 
 
-def _share(loss: Tensor, targets: Tensor, total: Total) -> Tensor:
+def _share(loss: Tensor, count: Tensor, total: Total) -> Tensor:
     if total is None:
-        return loss / (targets != IGNORE).sum().clamp(min=1)
+        return loss / count.clamp(min=1)
     return loss / (total.to(loss.device) if isinstance(total, Tensor) else total)
 
 

@@ -13,19 +13,22 @@ NAMES = {"pad": "pad_token", "unk": "unk_token", "cls": "cls_token", "sep": "sep
 
 
 def wrap_tokenizer(
-    tokenizer: Any, roles: dict[str, int], *, max_len: int | None = None, left: bool = False, spelled: bool = False
+    tokenizer: Any, roles: dict[str, int], *, max_len: int | None = None, left: bool = False, spelled: bool = False, bos: int | None = None
 ) -> PreTrainedTokenizerFast:
     """tokenizer   a tokenizers.Tokenizer, ready for its task
     roles       ids of pad, unk, cls, sep, mask, eot, as far as there are
     max_len     where truncation=True cuts
     left        pad on the left, as generate() needs it
     spelled     a special token that a text spells out is one (the fill-mask pipeline needs it); else it stays text
+    bos         id of the token that texts begin with, where the tokenizer puts one there
     """
     for role in roles:
         one_of("role", role, NAMES)
     named = {NAMES[role]: tokenizer.id_to_token(number) for role, number in roles.items()}
     if max_len is not None:
         named["model_max_length"] = max_len
+    if bos is not None:
+        named["bos_token"] = tokenizer.id_to_token(bos)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_input_names=["input_ids", "attention_mask"],

@@ -37,6 +37,7 @@ from tokmix.tune.watch import Watch
 from tokmix.tune.worker import Job, trial_settings, work
 
 MARK = "study.json"
+PATIENCE = 60  # seconds
 MOST = 8  # workers that are started without being asked for: each is a process with torch in it
 
 
@@ -51,7 +52,7 @@ def run(
     threads: int = 1,
     storage: str | None = None,
     study: str | None = None,
-    patience: int = 60,
+    patience: int | None = None,
     resume: bool = False,
     imports: Sequence[str | Path] = (),
     quiet: bool = False,
@@ -65,7 +66,10 @@ def run(
     if workers is not None:
         at_least("--workers", workers, 1)
     _check(settings, space)
-    store = Store(Path(out), study or Path(out).resolve().name, storage, patience)
+    for option, given in (("--study", study), ("--patience", patience)):
+        if given is not None and storage is None:
+            raise ValueError(f"{option} {given} is about a study in a database: give --storage too, or leave it out")
+    store = Store(Path(out), study or Path(out).resolve().name, storage, PATIENCE if patience is None else patience)
     store.check()
     import_files(imports)
     say: Callable[[str], None] = (lambda line: None) if quiet else print

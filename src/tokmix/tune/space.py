@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tokmix.checks import nearest, one_of
-from tokmix.lab.settings import GROUPS, Settings, read_config
+from tokmix.lab.settings import GROUPS, Settings, read_file
 
 KINDS = ("uniform", "loguniform", "int", "choice")
 # The search of the HyperMixer paper (Mai et al. 2023): log10 of the learning rate in U(-8, -1), dropout in U(0, 0.5).
@@ -71,7 +71,10 @@ class Space:
             return cls.of(PAPER)
         if not Path(path).is_file():
             raise ValueError(f"--space: no file {str(path)!r}")
-        return cls.of(read_config(path))
+        given = read_file(Path(path))
+        if not isinstance(given, dict):
+            raise ValueError(f'{path} should hold a range for each setting, such as {{"train.lr": {{"loguniform": [1e-4, 1e-2]}}}}')
+        return cls.of(given)
 
     def record(self) -> dict[str, Any]:
         return {name: one.record() for name, one in self.ranges.items()}
@@ -86,7 +89,7 @@ class Space:
                 try:
                     apply(settings, {name: value})
                 except ValueError as error:
-                    raise ValueError(f"space: {name}: {error}") from None
+                    raise ValueError(f"space: {error}" if name in str(error) else f"space: {name}: {error}") from None
 
 
 def apply(settings: Settings, parameters: Mapping[str, Any]) -> Settings:
