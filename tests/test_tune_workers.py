@@ -77,7 +77,7 @@ def test_all_killed_and_then_interrupted_the_search_goes_on(alone, tmp_path):
     slow, where = slow_file(tmp_path)
     words = ("--workers", "2", "--import", str(slow))
     process = start(alone / "t.csv", tmp_path / "study", *words)
-    workers = at_step_5(where, process)
+    workers = at_step_5(where, process, count=2)  # all, so that none is left to leave its number later
     process.kill()
     process.communicate()
     wait_until_gone(workers)  # without the command that started them, they end by themselves
