@@ -251,6 +251,15 @@ def test_what_does_not_work_is_said_in_one_line(given, told, data, tmp_path, cap
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "words", ["compare hsm --data DATA --out OUT", "compare hsm --data shapes --out OUT", "eval OUT DATA", "predict OUT x"]
+)
+def test_under_torchrun_it_is_refused(words, data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([{"DATA": str(data), "OUT": str(tmp_path / "out")}.get(word, word) for word in words.split()]) == 1
+    assert capsys.readouterr().err.endswith(": start it without torchrun\n") and not (tmp_path / "out").exists()
+
+
 def test_what_is_compared_is_not_taken_from_a_config(here, data, tmp_path, capsys):
     (tmp_path / "c.json").write_text(json.dumps({"train": {"fraction": 0.5}}))
     given = ["--data", str(data), "--seeds", "1", "--train.steps", "1", "--train.pretrain", "0", "--jobs", "1"]

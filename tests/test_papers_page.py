@@ -66,6 +66,18 @@ def test_the_results_page_in_a_browser(paper: Path, browser: Any) -> None:
             assert shown.locator("figure.chart svg").count() == 1 and "attention-search" in shown.inner_text("main")
 
 
+def test_every_run_has_the_parameters_of_its_own_model(paper: Path) -> None:
+    made = results_file()
+    for job in made["jobs"]:
+        job["outcome"] |= {
+            "parameters": {"none": 62337, "hyper": 71234},
+            "runs": [{**run, "model": "hyper"} for run in job["outcome"]["runs"]],
+        }
+    put(paper / "results", made)
+    text = write([paper], "page.html").read_text()
+    assert 'data-value="71234.0"' in text and "62337" not in text
+
+
 def test_the_page_takes_one_paper_or_a_quick_folder(paper: Path) -> None:
     quick = put(paper.parent.parent / "papers-quick" / "hypermixer", results_file(quick=True))
     assert "its numbers mean nothing" in write([quick], "page.html").read_text()

@@ -21,8 +21,10 @@ from tests import browser as browsers
 from tests import folders
 from tests.lab import settings, write_table
 from tokmix.cli import main
+from tokmix.data.prepare import prepare
+from tokmix.lab.settings import Settings
 from tokmix.lab.train import run as train
-from tokmix.report import html, read, series, tables, write
+from tokmix.report import html, maps, read, series, tables, write
 
 EVIL = "<script>window.hacked=1<" + "\u2028'\"&"
 
@@ -177,13 +179,44 @@ def test_the_command_of_a_run_asks_for_its_settings(trained: Path) -> None:
     """Read by the command line, it gives the settings that were recorded."""
     from tokmix.cli import _parser
     from tokmix.commands.train import train_settings
-    from tokmix.lab.settings import Settings
 
     found = read.read([trained]).runs[0]
     words = shlex.split(tables.command(found))
     assert words[:5] == ["tokmix", "train", "films.csv", "--out", "run"] and "--no-train.baseline" in words
     again = Settings.of(None, train_settings(_parser().parse_args(words[1:])))
     assert found.record is not None and json.loads(json.dumps(again.record())) == found.record["settings"]
+
+
+def test_the_command_of_a_run_on_prepared_data_begins_with_preparing(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("")
+    prepare(write_table(tmp_path / "films.csv", 60), tmp_path / "ready", vocab=300, max_len=20, lowercase=False)
+    given = Settings.of(None, {"model.dim": 16, "train.steps": 2, "train.pretrain": 0, "train.baseline": False})
+    train(tmp_path / "ready", tmp_path / "run", given, imports=[tmp_path / "own.py"], quiet=True)
+    first, second = tables.command(read.read([tmp_path / "run"]).runs[0]).splitlines()
+    assert first.startswith("tokmix prepare films.csv --out ready") and first.count("--out") == 1
+    assert all(words in first for words in (" --vocab 300", " --max-len 20", " --no-lowercase"))
+    assert second.startswith("tokmix train ready --out run --import own.py --model.dim 16")
+
+
+def test_prepared_data_of_which_only_the_hash_is_known_is_not_called_by_its_file(tmp_path: Path) -> None:
+    folders.write(folders.run(tmp_path / "one") / "run.json", {"source": "a" * 64})
+    assert tables.command(read.read([tmp_path / "one"]).runs[0]).startswith("tokmix train DATA ")
+
+
+def test_a_diverged_trial_is_not_mapped_and_no_password_is_shown(tmp_path: Path) -> None:
+    known = json.loads((folders.tune(tmp_path / "tuned") / "tune.json").read_text())
+    known["command"] = "tokmix tune films.csv --storage=postgresql://anna:SECRETPW@host/db --out tuned"
+    best = max(known["trials"], key=lambda trial: trial["score"])["number"]
+    known["trials"].append({"number": 99, "parameters": {}, "state": "diverged", "score": 0.99, "seconds": 1.0, "cost": None})
+    folders.write(tmp_path / "tuned" / "tune.json", known)
+    found = read.read([tmp_path / "tuned"])
+    assert list(maps.models(found)) == [f"tuned, trial {best}"] and series._best(found.tunes[0])[0]["number"] == best
+    shown = tables.commands(found)
+    assert "SECRETPW" not in shown and "anna:***@host/db --out tuned" in shown
+
+
+def test_a_head_without_words_has_no_button() -> None:
+    assert html.table(["", "b"], [["x", 1]]).count("<button") == 1
 
 
 def test_expected_performance_is_drawn_as_it_was_computed(page: Path, everything: list[Path]) -> None:
@@ -254,6 +287,8 @@ def test_the_page_loads_without_a_network(browser: Any, page: Path, size: tuple[
         assert "<script>window.hacked=1<" in shown.inner_text("h1")
         for figure in shown.locator("figure.chart").all():
             assert figure.locator("svg").count() == 1
+        pictures = shown.locator("figure.chart svg, figure.chart canvas").all()
+        assert len(pictures) > 1 and all(one.get_attribute("role") == "img" and one.get_attribute("aria-label") for one in pictures)
         smallest = shown.evaluate(
             "Math.min(...[...document.querySelectorAll('.plot svg text')].map(t => parseFloat(getComputedStyle(t).fontSize)))"
         )

@@ -24,11 +24,12 @@ from tokmix.lab import train
 from tokmix.lab.evp import with_replacement, without_replacement
 from tokmix.lab.settings import Settings
 from tokmix.lab.task import Work
-from tokmix.tune.chance import figure_of
+from tokmix.tune.chance import Figure, figure_of
+from tokmix.tune.report import best
 from tokmix.tune.search import run
 from tokmix.tune.space import Space
 from tokmix.tune.store import JOURNAL, Store, hide_password
-from tokmix.tune.trials import DEATHS, Trials
+from tokmix.tune.trials import DEATHS, Finished, Trials
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ def test_what_to_expect_counts_every_trial(searched):
 
 def test_the_best_setting_is_a_command_that_gives_its_score_again(searched, tmp_path, monkeypatch, capsys):
     found = json.loads((searched / "study" / "tune.json").read_text())
-    best = max(found["trials"], key=lambda trial: trial["score"])
+    best = max((trial for trial in found["trials"] if trial["state"] == "finished"), key=lambda trial: trial["score"])
     assert found["best"]["number"] == best["number"]
     monkeypatch.chdir(tmp_path)
     assert cli.main([*shlex.split(found["best"]["command"])[1:], "--train.final", "valid"]) == 0
@@ -159,6 +160,9 @@ BAD = {
     "--space nowhere.json": "no file 'nowhere.json'",
     "--train.final test": "compares trials by valid",
     "--stack attention(heads=3) --model.dim 16": "heads=3 does not divide dim=16",
+    "--storage postgresql://127.0.0.1:1/x?user=anna&password=secret": "--storage postgresql://127.0.0.1:1/x[?]user=anna&password=[*]{3}: ",
+    "--storage postgresql://anna:sec%ret@127.0.0.1:1/x": '--storage postgresql://anna:[*]{3}@127.0.0.1:1/x: .*"[*]{3}"',
+    "--storage postgresql://anna:sec@ret@127.0.0.1:1/x": "anna:[*]{3}@127.0.0.1:1/x: an @ in a user or password is written %40",
     "--storage postgresql://anna:secret@127.0.0.1:1/x": "--storage postgresql://anna:[*]{3}@127.0.0.1:1/x: .*onnection",
 }
 
@@ -170,7 +174,7 @@ def test_what_does_not_work_is_said_in_one_line_and_leaves_nothing(words, tmp_pa
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1 and said.startswith("tokmix tune: ")
     assert re.search(BAD[words], said), said
-    assert not (tmp_path / "study").exists()
+    assert not (tmp_path / "study").exists() and not re.search("sec.?ret", said)
 
 
 def test_a_shape_that_some_trial_would_have_is_tried_first(tmp_path):
@@ -260,6 +264,44 @@ def test_a_line_cut_short_by_a_crash_does_not_end_the_journal(tmp_path):
         file.write(b'{"op_code": 4, "worker')
     claim = begin(tmp_path).claim()
     assert claim.index == 0 and trials.running() == [0]
+
+
+def trial(index: int, score: float, state: str = "finished") -> Finished:
+    return Finished(index, {"train.lr": 1e-3}, score, {"state": state})
+
+
+def test_a_diverged_trial_is_never_the_best():
+    figure = Figure("accuracy", True, 0.5, "valid")
+    assert best([trial(0, 0.5, "diverged"), trial(1, 0.4), trial(2, 0.45), trial(3, 0.45)], figure).index == 2
+    assert best([trial(0, 0.5, "diverged")], figure) is None
+
+
+def test_where_all_trials_diverge_there_is_no_best(tmp_path, capsys):
+    write_table(tmp_path / "t.csv", 60)
+    again(tmp_path, trials=1, space=Space.of({"train.lr": {"choice": [1e30]}}), quiet=False)
+    found = json.loads((tmp_path / "study" / "tune.json").read_text())
+    assert found["best"] is None and found["evp"]["with_replacement"]["mean"] == [found["chance"]]
+    assert capsys.readouterr().out.splitlines()[-1].startswith("best: none, as every trial diverged")
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("--storage=postgresql://anna:SECRET@host/db", "--storage=postgresql://anna:***@host/db"),
+        ("postgresql://host/db?user=anna&password=SECRET", "postgresql://host/db?user=anna&password=***"),
+        ("postgresql://host:5432/db?password=SEC@RET&user=anna", "postgresql://host:5432/db?password=***&user=anna"),
+        ("postgresql://anna:SEC@RE/T?@host/db", "postgresql://anna:***@host/db"),
+        ("postgresql://anna@[::1]:5432/db", "postgresql://anna@[::1]:5432/db"),
+    ],
+)
+def test_passwords_are_hidden_in_every_spelling(word, shown):
+    assert hide_password(word) == shown
+
+
+def test_the_record_of_a_search_does_not_tell_the_password(searched, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["tokmix", "tune", "--storage=postgresql://anna:SECRETPW@host/db"])
+    again(searched)
+    assert "SECRETPW" not in (searched / "study" / "tune.json").read_text()
 
 
 def test_passwords_are_hidden():

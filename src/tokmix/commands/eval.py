@@ -26,6 +26,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from tokmix.lab.evaluate import run as evaluate
+    from tokmix.lab.world import check_alone
+
+    check_alone("eval is one process")
 
     reading = {name: getattr(options, name) for name in READING}
     evaluate(options.model, options.data, split=options.split, as_json=options.json, imports=options.imports, **reading)

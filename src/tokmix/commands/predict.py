@@ -17,6 +17,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from tokmix.lab.predict import run as predict
+    from tokmix.lab.world import check_alone
+
+    check_alone("predict is one process")
 
     predict(options.model, options.texts, format=options.format, encoding=options.encoding, imports=options.imports)
     return 0

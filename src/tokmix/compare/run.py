@@ -26,8 +26,10 @@ from tokmix.lab.machine import machine, versions
 from tokmix.lab.opening import check_not_late, check_source, check_stack, nothing_left_of, prepare_settings, prepared_in, source_of
 from tokmix.lab.settings import Settings
 from tokmix.lab.task import final_split, main_figure, task_of
+from tokmix.lab.world import check_alone
 
 ASKED = "asked.json"
+SIDE_BY_SIDE = "compare trains runs side by side with --jobs"
 Say = Callable[[str], None]
 
 
@@ -46,6 +48,7 @@ def compare(
     say: Say = print,
 ) -> dict[str, Any]:
     """-> what is in compare.json. ValueError for what does not work; a run that fails is reported in it and stops nothing."""
+    check_alone(SIDE_BY_SIDE)
     at_least("seeds", seeds, 1)
     at_least("jobs", 1 if jobs is None else jobs, 1)
     names, shares, numbers = plan.names_of(stacks), plan.fractions_of(fractions), [settings.train.seed + i for i in range(seeds)]

@@ -22,13 +22,13 @@ import torch.nn.functional as F
 from tokmix import toy
 from tokmix.checks import at_least
 from tokmix.compare import graphs, outcomes, plan, pool, summary
-from tokmix.compare.run import Say, finish, provenance, why_no_bag
+from tokmix.compare.run import SIDE_BY_SIDE, Say, finish, provenance, why_no_bag
 from tokmix.compare.worker import RESULT
 from tokmix.data import shapes
 from tokmix.data.extra import np
 from tokmix.data.folder import check_free, write_json
 from tokmix.lab.meter import Meter
-from tokmix.lab.world import join_world
+from tokmix.lab.world import check_alone, join_world
 
 EPOCHS, TEST, BATCH, METRIC = 250, 1000, 100, "error x100"  # as in the paper
 
@@ -58,6 +58,7 @@ def compare(
     say: Say = print,
 ) -> dict[str, Any]:
     """-> what is in compare.json."""
+    check_alone(SIDE_BY_SIDE)
     for name, value in (
         ("n", n),
         ("seeds", seeds),

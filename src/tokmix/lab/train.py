@@ -67,7 +67,7 @@ def run(
             world.wait()
             work = Work(TokenFiles(token_folder(Path(data), out)), settings)
         say(work.card.summary())
-        return _Run(work, out, world, say, quiet or not world.first).train(resume)
+        return _Run(work, out, world, say, quiet or not world.first, [Path(file).name for file in imports]).train(resume)
 
 
 def _open_run(data: Path, out: Path, settings: Settings) -> None:
@@ -97,8 +97,9 @@ def _check_same(data: Path, out: Path, settings: Settings) -> None:
 
 
 class _Run:
-    def __init__(self, work: Work, out: Path, world: World, say: Callable[[str], None], quiet: bool):
+    def __init__(self, work: Work, out: Path, world: World, say: Callable[[str], None], quiet: bool, imports: list[str]):
         self.work, self.files, self.out, self.world, self.say, self.quiet = work, work.files, out, world, say, quiet
+        self.imports = imports
 
     def train(self, resume: bool) -> dict[str, Any]:
         start = self._warm_up(resume) if self.work.warm_up_epochs else None
@@ -165,7 +166,9 @@ class _Run:
             self.world.wait()
             return {}
         bag = self._baseline(split)
-        record = _record(engine, split, figures, bag, start)
+        record = _record(engine, split, figures, bag, start) | {"imports": self.imports}
+        if files.folder != self.out / "data":  # what `train` was given: a report says how to make it again
+            record["data"]["prepared"] = {"folder": files.folder.resolve().name, "settings": files.card.settings}
         log.add_cost(engine.progress.step, engine.progress.epoch, record["cost"])
         modelfolder.save(self.out / "model", model, files.card, files.folder / "tokenizer.json", record, report.model_card(record))
         curve = report.draw_curve(self.out / "log.jsonl", self.out / "curve.png", work.task, self.say)

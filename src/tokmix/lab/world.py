@@ -88,6 +88,12 @@ def join_world(device: str | None) -> Iterator[World]:
         dist.destroy_process_group()
 
 
+def check_alone(why: str) -> None:
+    """For commands that torchrun would start several times, side by side on the same files."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(f"{why}: start it without torchrun")
+
+
 def _device(asked: str | None, place: int) -> torch.device:
     if asked is None:
         asked = "cuda" if torch.cuda.is_available() else "cpu"

@@ -70,10 +70,10 @@ const charts = (() => {
   }
 
   // --- a view: axes and series --------------------------------------------------------------------------------------
-  function plot(place, view, hidden) {
+  function plot(place, view, hidden, title) {
     place.replaceChildren();
     const width = Math.max(280, place.clientWidth || 600);
-    const svg = draw(place, "svg", { viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, role: "img" });
+    const svg = draw(place, "svg", { viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, role: "img", "aria-label": title ?? `${view.y.label} against ${view.x.label}` });
     const series = view.series.filter((one) => !hidden.has(one.name));
     const usable = (one, i) => one.y[i] !== null && one.x[i] !== null && (!view.x.log || one.x[i] > 0) && (!view.y.log || one.y[i] > 0);
     const xs = [], ys = [];
@@ -179,7 +179,7 @@ const charts = (() => {
     const redraw = () => {
       const view = current();
       const asked = (side) => ({ ...view[side], log: logs[side] ?? view[side].log });
-      plot(place, { ...view, x: asked("x"), y: asked("y") }, hidden);
+      plot(place, { ...view, x: asked("x"), y: asked("y") }, hidden, figure.getAttribute("aria-label"));
     };
     const choices = () => {
       controls.replaceChildren();
@@ -255,19 +255,19 @@ const charts = (() => {
   const cut = (token, most) => (token.length > most ? `${token.slice(0, most - 1)}…` : token);
 
   // tokens [T], weights [T][T]: reader down, read across.
-  function map(place, tokens, weights) {
+  function map(place, tokens, weights, title = "who reads whom") {
     place.replaceChildren();
     const n = tokens.length, width = place.clientWidth || 400, letters = width < 500 ? 9 : 14;
     const gutter = 10 + 6.7 * Math.min(letters, Math.max(...tokens.map((token) => token.length)));
     const side = Math.max(60, Math.min(width - gutter - 4, Math.max(240, n * 26), 620)), cell = side / n, every = Math.ceil(11 / cell);
-    const svg = draw(place, "svg", { height: side + gutter + 6, role: "img", "aria-label": "who reads whom" });
+    const svg = draw(place, "svg", { height: side + gutter + 6, role: "img", "aria-label": "the tokens" });
     tokens.forEach((token, i) => {
       if (i % every) return;
       const middle = (i + 0.5) * cell;
       draw(svg, "text", { class: "token", x: gutter - 6, y: gutter + middle + 4, "text-anchor": "end" }, cut(token, letters));
       draw(svg, "text", { class: "token", transform: `translate(${gutter + middle + 4} ${gutter - 6}) rotate(-90)` }, cut(token, letters));
     });
-    const canvas = make("canvas");
+    const canvas = make("canvas", { role: "img", "aria-label": title });
     Object.assign(canvas.style, { left: `${gutter}px`, top: `${gutter}px`, width: `${side}px`, height: `${side}px` });
     paint(canvas, weights);
     place.append(canvas);
@@ -286,7 +286,7 @@ const charts = (() => {
     const controls = make("div", { class: "controls" }), place = make("div", { class: "plot" });
     figure.replaceChildren(controls, place);
     let model = models[0], which = 0;
-    const redraw = () => map(place, model.tokens, model.maps[which].weights);
+    const redraw = () => map(place, model.tokens, model.maps[which].weights, ["who reads whom", model.name, model.maps[which].title].filter(Boolean).join(", "));
     const select = (label, name, options, value, change) => {
       const pick = make("select", { "data-dim": name, onchange: () => change(pick.selectedIndex) });
       options.forEach((option) => pick.append(make("option", { text: option })));

@@ -24,7 +24,8 @@ def models(found: Found) -> dict[str, Path]:
             chosen.setdefault(str(run.get("entry")), group.folder / str(run["folder"]))
     for group in found.tunes:
         sign = -1 if group.record.get("higher_is_better", True) else 1
-        known = [t for t in rows(group.record, "trials") if number(t.get("score")) is not None and isinstance(t.get("number"), int)]
+        trained = [trial for trial in rows(group.record, "trials") if trial.get("state") != "diverged"]  # which left no model
+        known = [t for t in trained if number(t.get("score")) is not None and isinstance(t.get("number"), int)]
         for trial in sorted(known, key=lambda trial: sign * trial["score"])[:1]:
             chosen[f"{group.name}, trial {trial['number']}"] = group.folder / "trials" / f"{trial['number']:04d}"
     return chosen

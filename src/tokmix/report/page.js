@@ -19,7 +19,7 @@
   for (const table of document.querySelectorAll("table.sortable")) {
     const heads = [...table.querySelectorAll("th")];
     heads.forEach((head, at) =>
-      head.querySelector("button").addEventListener("click", () => {
+      head.querySelector("button")?.addEventListener("click", () => {
         const up = head.getAttribute("aria-sort") !== "ascending";
         heads.forEach((other) => other.removeAttribute("aria-sort"));
         head.setAttribute("aria-sort", up ? "ascending" : "descending");

@@ -94,6 +94,7 @@ def _every_run(jobs: list[dict[str, Any]]) -> str:
         for run in made:
             state = run.get("error") or run.get("state")
             size = run.get("parameters", outcome.get("parameters"))
+            size = size.get(str(run.get("model"))) if isinstance(size, dict) else size  # where a job has several models
             lines.append([job.get("key"), *(run.get(name) for name in settings), state, run.get("score"), size, seconds])
     return html.table(["job", *settings, "state", "score", "parameters", "seconds of the job"], lines)
 

@@ -117,12 +117,19 @@ def _run(path: Path, name: str) -> Run:
 
 
 def _source(path: Path, record: dict[str, Any]) -> str:
-    """What `train` was given: a file or folder by its name; of prepared data, of which a run keeps the hash, what it was made of."""
+    """What `train` was given: a file or folder by its name, of prepared data the folder's."""
+    if folder := part(part(record, "data"), "prepared").get("folder"):
+        return str(folder)
     asked = load(path / "run.json").get("source") if (path / "run.json").is_file() else None
-    if isinstance(asked, str) and not re.fullmatch("[0-9a-f]{64}", asked):
-        return asked
-    made_of = rows(part(record, "data"), "source")
-    return str(made_of[0].get("name", "DATA")) if len(made_of) == 1 else "DATA"
+    if isinstance(asked, str):  # the hash of prepared data, where the record does not say which folder it was
+        return "DATA" if re.fullmatch("[0-9a-f]{64}", asked) else asked
+    return made_of(record)
+
+
+def made_of(record: dict[str, Any]) -> str:
+    """Name of the one file that the data was prepared from."""
+    files = rows(part(record, "data"), "source")
+    return str(files[0].get("name", "DATA")) if len(files) == 1 else "DATA"
 
 
 def _group(path: Path, name: str, kind: str, inner: str) -> Group:

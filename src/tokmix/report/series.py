@@ -73,12 +73,12 @@ def chosen_runs(found: Found) -> tuple[list[tuple[str, str, Run]], list[str]]:
 
 
 def _best(group: Group) -> list[dict[str, Any]]:
-    """Trials, the best first."""
+    """Trials, the best first; diverged ones last, as their score is none they reached."""
     sign = -1 if group.record.get("higher_is_better", True) else 1
     known = [
         trial for trial in rows(group.record, "trials") if number(trial.get("score")) is not None and isinstance(trial.get("number"), int)
     ]
-    return sorted(known, key=lambda trial: sign * trial["score"])
+    return sorted(known, key=lambda trial: (trial.get("state") == "diverged", sign * trial["score"]))
 
 
 def learning(shown: list[tuple[str, str, Run]], colours: Colours) -> Chart | None:

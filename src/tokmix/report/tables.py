@@ -6,11 +6,13 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from tokmix.data.settings import PrepareSettings
 from tokmix.lab.settings import Settings
 from tokmix.lab.task import main_figure
 from tokmix.report import html
 from tokmix.report.html import Cell
-from tokmix.report.read import Found, Group, Run, number, part, product, rows
+from tokmix.report.read import Found, Group, Run, made_of, number, part, product, rows
+from tokmix.tune.store import hide_password
 
 TRIALS = 20  # shown at once; the rest behind a click
 SURE = 0.05
@@ -225,21 +227,39 @@ def commands(found: Found) -> str:
 
 
 def _recorded(found: Found) -> list[tuple[str, dict[str, Any], str]]:
-    groups = [(group.name, group.record, str(group.record.get("command") or "not recorded")) for group in [*found.compares, *found.tunes]]
+    groups = []
+    for group in [*found.compares, *found.tunes]:
+        typed = str(group.record.get("command") or "not recorded")
+        groups.append((group.name, group.record, " ".join(map(hide_password, typed.split(" ")))))
     return groups + [(run.name, run.record or {}, command(run)) for run in found.runs]
 
 
 def command(run: Run) -> str:
-    """As it was recorded; else a `tokmix train` that asks for the same settings."""
+    """As it was recorded; else a `tokmix train` that asks for the same settings, behind the `tokmix prepare` of data prepared before."""
     record = run.record or {}
     if record.get("command"):
         return str(record["command"])
     words, usual = ["tokmix", "train", run.source, "--out", run.name], Settings().record()
+    imports = record.get("imports")
+    for file in imports if isinstance(imports, list) else ():
+        words += ["--import", str(file)]
     for group, values in part(record, "settings").items():
         for name, value in values.items() if isinstance(values, dict) else ():
             if value is not None and usual.get(group, {}).get(name) != value:
                 words += _option(f"{group}.{name}", value)
-    return shlex.join(words)
+    return _prepare(run) + shlex.join(words)
+
+
+def _prepare(run: Run) -> str:
+    """The line that makes the data, where `train` was given a folder of token files."""
+    prepared = part(part(run.record, "data"), "prepared")
+    if not prepared:
+        return ""
+    words, usual = ["tokmix", "prepare", made_of(run.record or {}), "--out", run.source], vars(PrepareSettings())
+    for name, value in part(prepared, "settings").items():
+        if value is not None and usual.get(name) != value:
+            words += _option(name.replace("_", "-"), value)
+    return shlex.join(words) + "\n"
 
 
 def _option(name: str, value: Any) -> list[str]:

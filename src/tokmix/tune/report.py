@@ -66,10 +66,11 @@ def write(out: Path, found: dict[str, Any]) -> None:
     partial.rename(out / NAME)
 
 
-def best(finished: Sequence[Finished], figure: Figure) -> Finished:
-    """The first of the best."""
+def best(finished: Sequence[Finished], figure: Figure) -> Finished | None:
+    """The first of the best that can be trained again: a diverged one counts as chance, but leaves no model. None: all diverged."""
     sign = 1 if figure.higher else -1
-    return max(finished, key=lambda trial: (sign * trial.score, -trial.index))
+    trained = [trial for trial in finished if trial.result["state"] != "diverged"]
+    return max(trained, key=lambda trial: (sign * trial.score, -trial.index), default=None)
 
 
 def command(data: str, settings: Settings, parameters: dict[str, Any], imports: Sequence[str]) -> str:

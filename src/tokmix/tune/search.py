@@ -26,6 +26,7 @@ from tokmix.lab.imports import import_files
 from tokmix.lab.opening import card_hash, check_not_late, nothing_left_of, prepared_in
 from tokmix.lab.settings import Settings
 from tokmix.lab.task import Work
+from tokmix.lab.world import check_alone
 from tokmix.tune import report
 from tokmix.tune.chance import Figure, figure_of
 from tokmix.tune.crew import Crew
@@ -84,8 +85,7 @@ def run(
 
 
 def _check(settings: Settings, space: Space) -> None:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("tune trains trials side by side with --workers: start it without torchrun")
+    check_alone("tune trains trials side by side with --workers")
     if settings.train.final == "test":
         raise ValueError("train.final='test': tune compares trials by valid; the best of many on test is no fair figure of it")
     space.check(settings)
@@ -190,10 +190,16 @@ def _finish(
     finished = trials.finished()
     found = report.record(data, asked, figure, finished)
     first = report.best(finished, figure)
-    found["best"] = {"number": first.index, "command": report.command(data, settings, first.parameters, [str(file) for file in imports])}
+    found["best"] = None
+    if first is not None:
+        command = report.command(data, settings, first.parameters, [str(file) for file in imports])
+        found["best"] = {"number": first.index, "command": command}
     report.write(store.out, found)
     picture = report.draw(store.out / report.PICTURE, found, say)
     report.tell(found, finished, figure, say)
     say(f"\nwritten to {store.out / report.NAME}" + (f", drawn in {picture}" if picture else ""))
-    say(f"best: trial {first.index}, {figure.name} {first.score:.4f}\n{found['best']['command']}")
+    if first is None:
+        say("best: none, as every trial diverged; search smaller learning rates with --space")
+    else:
+        say(f"best: trial {first.index}, {figure.name} {first.score:.4f}\n{found['best']['command']}")
     return found

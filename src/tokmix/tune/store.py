@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from tokmix.tune.locks import JournalLock, holding
 
@@ -16,6 +17,9 @@ JOURNAL = "journal.log"
 KEY = int.from_bytes(b"tokmix", "big")  # of the lock in PostgreSQL: one for all studies of a database, as they share its tables
 CONNECT = {"client_encoding": "utf8", "connect_timeout": 15}  # utf8: a cluster made in the C locale would answer in bytes
 SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
+# ?password=... and user:password@, wherever they stand in a word; up to the last @, as too much hidden is better than too little.
+SECRETS = re.compile(r"([?&](?:ssl)?password=)([^&]*)", re.IGNORECASE), re.compile(r"(://[^:/@]*:)(.*)(?=@)")
+STRAY = re.compile(r"://[^?]*[@/][^?]*@")  # an @ or / of a user or password that the database would take for the end of it
 
 
 class Unreachable(ValueError):
@@ -52,6 +56,8 @@ class Store:
                 f"--storage {hide_password(self.url)!r} is not postgresql://...: trials are kept there, or without --storage in a journal"
                 " file (SQLite gives one trial to two workers)"
             )
+        if self.url is not None and STRAY.search(self.url):
+            raise ValueError(f"--storage {hide_password(self.url)}: an @ in a user or password is written %40, and a / %2F")
         if self.patience < 3:
             raise ValueError(f"--patience {self.patience} is not a whole number of at least 3 seconds")
 
@@ -115,7 +121,7 @@ class Store:
             yield
         except (_psycopg().Error, SQLAlchemyError) as error:
             reason = " ".join(str(error).split("\n(Background")[0].split())
-            raise Unreachable(f"--storage {hide_password(self.url or '')}: {reason}") from None
+            raise Unreachable(f"--storage {hide_password(self.url or '')}: {_without_secrets(reason, self.url or '')}") from None
 
 
 @contextmanager
@@ -127,10 +133,15 @@ def quiet() -> Iterator[None]:
 
 
 def hide_password(text: str) -> str:
-    """Of an address, for messages and records."""
-    try:
-        parts = urlsplit(text)
-        password = parts.password
-    except ValueError:
-        return text
-    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{password}@", ":***@", 1))) if password else text
+    """Of an address, or of a word with one in it (--storage=...), for messages and records."""
+    for secret in SECRETS:
+        text = secret.sub(r"\1***", text)
+    return text
+
+
+def _without_secrets(reason: str, url: str) -> str:
+    """A driver quotes what it cannot read, as it was given or decoded."""
+    given = [found[2] for secret in SECRETS for found in secret.finditer(url)]
+    for word in filter(None, [*given, *map(unquote, given)]):
+        reason = reason.replace(word, "***")
+    return reason

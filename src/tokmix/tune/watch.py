@@ -65,7 +65,8 @@ class Watch(threading.Thread):
         share = self._share()
         seconds = (time.monotonic() - self.began) * (1 - share) / max(share - self.start_share, 1e-9)
         line = f"{len(finished)} of {self.trials.count} trials finished; running: {running or 'none'}"
-        line += f"; best {self.figure.name} {best(finished, self.figure).score:.4f}" if finished else ""
+        first = best(finished, self.figure)
+        line += f"; best {self.figure.name} {first.score:.4f}" if first is not None else ""
         return line + (f"; about {clock(seconds)} left" if share > self.start_share else "")
 
     def _share(self) -> float:
