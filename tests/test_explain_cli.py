@@ -156,6 +156,14 @@ def test_a_picture_json_and_shades(folder: Path, tmp_path: Path, capsys: pytest.
     torch.testing.assert_close(heads.sum(-1), torch.ones(2, 4))
 
 
+def test_a_picture_that_is_there_stays(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "map.png"
+    out.write_text("mine")
+    code, said, wrong = asked(capsys, str(folder / "films"), "the film", "--out", str(out))
+    assert code == 1 and not said and f"{out} exists already; nothing is overwritten" in wrong and out.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["map.png"]
+
+
 def test_layer_samples_and_other_formats(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "map.svg"
     code, said, _ = asked(capsys, str(folder / "lm"), "the day was", "--layer", "2", "--samples", "2", "--out", str(out))
@@ -177,6 +185,8 @@ def test_long_texts_are_estimated_and_then_refused(folder: Path, capsys: pytest.
     assert {one.samples for one in of_text(trained, ["day " * (words + 2)]).maps if one.heads is None} == {SAMPLES}
     code, said, wrong = asked(capsys, str(folder / "films"), "day " * 300)
     assert code == 1 and not said and wrong == "tokmix explain: the text has 302 tokens, and a map takes at most 256: give a shorter one\n"
+    code, _, wrong = asked(capsys, str(folder / "films"), "day " * 2000)  # more than the model reads
+    assert code == 1 and "the text has 2,002 tokens" in wrong
 
 
 @pytest.mark.parametrize(

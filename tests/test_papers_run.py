@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,22 @@ def test_no_time_means_not_run(tmp_path: Path) -> None:
     assert not run([item()], tmp_path, data=None, workers=1, device="cpu", minutes=0, say=lambda _: None)
     content = results.load(tmp_path / "made_up.json")
     assert [one["outcome"] for one in content["jobs"]] == [None, None] and results.outcomes(content) == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"workers": 0}, "--workers=0 is not a whole number of at least 1"),
+        ({"workers": -2}, "--workers=-2"),
+        ({"minutes": -1.0}, "--minutes -1.0 should be 0 or more"),
+        ({"device": "gpu"}, "device 'gpu' is unknown; known: cpu, cuda, cuda:N"),
+        ({"device": "cuda:999"}, "device 'cuda:999' is not there"),
+    ],
+)
+def test_what_cannot_be_run_with_is_refused_before_anything_is_written(tmp_path: Path, asked: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        run([item()], tmp_path / "out", data=None, say=lambda _: None, **asked)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_call_shares_its_cost_among_its_items(tmp_path: Path, here: None) -> None:

@@ -74,6 +74,14 @@ def test_tables_are_written_and_then_there_is_nothing_to_change(paper: Path, cap
     assert [path.name for path in (paper / "figures").iterdir()] == ["table1.svg"] and not readme.differences("hypermixer", paper)
 
 
+def test_without_a_name_the_tables_are_those_of_all_papers(paper: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    needs.package("matplotlib")
+    put(paper / "results", results_file())
+    assert say(capsys, "--tables", "--check")[0] == 1
+    assert say(capsys, "--tables")[0] == 0 and HYPER in (paper / "README.md").read_text()
+    assert say(capsys, "--tables", "--check")[0] == 0
+
+
 def test_a_partial_file_says_what_is_missing(paper: Path) -> None:
     put(paper / "results", results_file(complete=False))
     body, _ = readme.section(TABLE, paper / "results")
@@ -106,6 +114,11 @@ def test_a_results_file_alone_can_be_gone_on_with(paper: Path) -> None:
         (["hypermixer", "--tables", "--out", "."], "no README.md"),
         (["hypermixer", "table1", "--tables"], "takes no ITEM"),
         (["hypermixer", "--check"], "--check goes with --tables"),
+        (["hypermixer", "--tables", "--workers", "0"], "--workers does not go with --tables"),
+        (["hypermixer", "--tables", "--only", "a"], "--only does not go with --tables"),
+        (["--quick"], "--quick goes with NAME"),
+        (["--tables", "--only", "a"], "--only goes with NAME"),
+        (["prepare", "--tables"], "--tables does not go with prepare"),
         (["prepare", "--out", "x"], "give --data DIR or set TOKMIX_DATA"),
         (["prepare", "--data", "."], "give --out DIR"),
         (["prepare", "--data", ".", "--out", "x"], "has none of the data sets that items read: sst2"),

@@ -3,32 +3,66 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 from tokmix.bench import table
-from tokmix.bench.session import Session
-from tokmix.bench.settings import Asked
+from tokmix.bench.session import Row, Session
+from tokmix.bench.settings import READ, Asked
 
 TABLES = {"ops": table.ops, "layers": table.ops, "decode": table.decode, "train": table.train, "train-loop": table.train_loop}
 
 
 def run(asked: Asked, say: Callable[[str], None] = print) -> Session:
     if asked.out is not None:
-        if not asked.out.parent.is_dir():
-            raise ValueError(f"{asked.out.parent} is no folder: {asked.out} cannot be written")
-        if asked.out.suffix != ".json":
-            raise ValueError(f"--out {asked.out} should name a .json file; a picture goes beside it")
+        _check_out(asked.out, asked.what)
     session = Session(asked, say)
     importlib.import_module(f"tokmix.bench.{asked.what.replace('-', '_')}").run(session)
+    session.check_names()
     session.save()
     if session.rows:
         say("\n" + "\n".join(TABLES[asked.what](session.rows)))
-    if session.refused:
-        say(f"\nrefused, since the numbers are wrong: {'; '.join(session.refused)}")
+    problems = {check["name"]: check["problem"] for check in session.checks if "problem" in check}
+    if wrong := [name for name in session.refused if name not in problems]:
+        say(f"\nrefused, since the numbers are wrong: {'; '.join(wrong)}")
+    if problems:
+        say(f"\nrefused, since it fails: {'; '.join(f'{name}: {problem}' for name, problem in problems.items())}")
     if asked.out is not None:
         _draw(session, say)
         say(f"\nwrote {asked.out}")
     return session
+
+
+def _check_out(out: Path, what: str) -> None:
+    """Only what an earlier run of the same benchmark wrote is replaced."""
+    if not out.parent.is_dir():
+        raise ValueError(f"{out.parent} is no folder: {out} cannot be written")
+    if out.suffix != ".json":
+        raise ValueError(f"--out {out} should name a .json file; a picture goes beside it")
+    if out.is_dir():
+        raise ValueError(f"--out {str(out)!r} is a folder: name a file in it")
+    picture = out.with_suffix(".png")
+    if out.exists() and not _wrote(out, what):
+        raise ValueError(f"{out} exists and is not of tokmix bench {what}: nothing is overwritten; name another file")
+    if picture.exists() and not out.exists():
+        raise ValueError(f"{picture} exists, and the picture would go there: nothing is overwritten; name another file")
+
+
+def _wrote(out: Path, what: str) -> bool:
+    try:
+        found = json.loads(out.read_text(encoding="utf-8"))
+    except ValueError:  # neither JSON nor text
+        return False
+    return isinstance(found, dict) and found.get("bench") == what and "asked" in found and "rows" in found
+
+
+def title_of(record: Row) -> str:
+    """Dtype and width where the benchmark reads them: a training run's models have their own."""
+    asked = record["asked"]
+    sizes = {"dtype": str(asked["dtype"]), "dim": f"d = {asked['dim']}"}
+    shown = [words for name, words in sizes.items() if name in READ[record["bench"]]]
+    return f"tokmix bench {record['bench']}: " + ", ".join([record["machine"]["words"], *shown])
 
 
 def _draw(session: Session, say: Callable[[str], None]) -> None:
@@ -36,7 +70,6 @@ def _draw(session: Session, say: Callable[[str], None]) -> None:
     try:
         from tokmix.bench.draw import draw
 
-        title = f"tokmix bench {session.asked.what}: {session.machine['words']}, {session.asked.dtype}, d = {session.asked.dim}"
-        draw(session.asked.out.with_suffix(".png"), session.asked.what, session.rows, title)
+        draw(session.asked.out.with_suffix(".png"), session.asked.what, session.rows, title_of(session.record()))
     except ImportError as error:
         say(f"no picture: {error}")

@@ -42,6 +42,7 @@ class Session:
         self.rows: list[Row] = []
         self.checks: list[Row] = []
         self.notes: list[str] = []
+        self.names: dict[str, None] = {}  # of all that could be wanted, in order
         torch.manual_seed(0)
         self.machine = machine.describe(self.device)
         self.say(self.machine["words"])
@@ -101,7 +102,18 @@ class Session:
     # --- how far -----------------------------------------------------------------------------------------------------
 
     def wanted(self, name: str) -> bool:
+        self.names[name] = None
         return not self.asked.only or any(part in name for part in self.asked.only)
+
+    def check_names(self) -> None:
+        """Afterwards, since a benchmark learns its names as it goes."""
+        unknown = [part for part in self.asked.only if not any(part in name for name in self.names)]
+        if unknown and len(unknown) == len(self.asked.only):
+            raise ValueError(
+                f"--only {' '.join(unknown)}: bench {self.asked.what} has nothing of that name; it has: {'; '.join(self.names)}"
+            )
+        for part in unknown if not self.late() else []:  # out of time, names may be missing
+            self.note(f"{part}: nothing has such a name")
 
     def late(self) -> bool:
         over = self.asked.minutes is not None and time.monotonic() - self.began > self.asked.minutes * 60
@@ -114,7 +126,7 @@ class Session:
         return list(dict.fromkeys(check["name"] for check in self.checks if not check["passes"]))
 
     def record(self) -> Row:
-        asked = asdict(self.asked) | {"out": None}
+        asked = asdict(self.asked) | dict.fromkeys(["out", *self.asked.unread])
         return {"bench": self.asked.what, "asked": asked, "machine": self.machine, "ceilings": self.ceilings, "checks": self.checks,
                 "refused": self.refused, "rows": self.rows, "left_out": self.notes, "seconds": time.monotonic() - self.began}  # fmt: skip
 

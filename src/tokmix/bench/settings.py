@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +12,24 @@ DTYPES = ("bfloat16", "float16", "float32")
 COMPILED = ("none", "one", "all")
 GPU_LENGTHS = (128, 512, 2048, 8192, 32_768, 65_536)
 CPU_LENGTHS = (128, 512, 2048, 4096)
+EVERYWHERE = ("quick", "device", "threads", "only", "minutes", "out")
+READ = {
+    "import": (),
+    "ops": (*EVERYWHERE, "lengths", "tokens", "dim", "head", "dtype", "compiled"),
+    "layers": (*EVERYWHERE, "lengths", "tokens", "dim", "head", "dtype"),
+    "decode": (*EVERYWHERE, "lengths", "dim", "head", "dtype"),
+    "train": (*EVERYWHERE, "lengths", "tokens", "compiled"),  # its models have widths of their own, and autocast
+    "train-loop": EVERYWHERE,  # the settings of `tokmix train`
+}
+SIZES = ("lengths", "tokens", "dim", "head", "dtype", "compiled")
+
+
+def check_read(what: str, given: Iterable[str]) -> None:
+    """Refuse what this benchmark would leave unread: its numbers would be of something else than was asked."""
+    for name in given:
+        if name not in READ[what]:
+            known = ", ".join(f"--{one}" for one in READ[what] if one != "head")  # head is Python's alone
+            raise ValueError(f"bench {what} does not read --{name}; it reads {known or 'no option'}")
 
 
 @dataclass(frozen=True)
@@ -40,8 +59,11 @@ class Asked:
 
     def sized(self, device: str) -> Asked:
         """Every gap filled for that kind of device."""
-        for name in ("lengths", "tokens", "dim", "threads"):
-            for given in self.lengths if name == "lengths" else [getattr(self, name)] if getattr(self, name) else []:
+        one_of("benchmark", self.what, READ)
+        check_read(self.what, [name for name in SIZES if getattr(self, name)])
+        counts = {"tokens": self.tokens or None, "dim": self.dim or None, "head": self.head or None, "threads": self.threads}
+        for name, given in [*(("lengths", length) for length in self.lengths), *counts.items()]:
+            if given is not None:
                 at_least(name, given, 1)
         if self.minutes is not None and not self.minutes > 0:
             raise ValueError(f"minutes={self.minutes} should be above 0")
@@ -61,6 +83,11 @@ class Asked:
             dtype=self.dtype or ("bfloat16" if gpu else "float32"),
             compiled=self.compiled or ("one" if gpu and not self.quick else "none"),
         )
+
+    @property
+    def unread(self) -> list[str]:
+        """Sizes that say nothing about this benchmark's numbers."""
+        return [name for name in SIZES if name not in READ[self.what]]
 
     def _lengths(self, gpu: bool) -> tuple[int, ...]:
         if self.quick:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tokmix.bench.settings import COMPILED, DTYPES, Asked
+from tokmix.bench.settings import COMPILED, DTYPES, Asked, check_read
+from tokmix.checks import at_least
 
 ABOUT = "measure on this machine"
 KINDS = """\
@@ -21,8 +22,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=kinds, help=KINDS)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
     parser.add_argument("--lengths", type=int, nargs="+", default=[], metavar="N", help="tokens of a sequence, or of decode's context")
-    parser.add_argument("--tokens", type=int, default=0, metavar="N", help="of a call, whatever the length")
-    parser.add_argument("--dim", type=int, default=0, metavar="N", help="width")
+    parser.add_argument("--tokens", type=int, metavar="N", help="of a call, whatever the length")
+    parser.add_argument("--dim", type=int, metavar="N", help="width")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     parser.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--threads", type=int, metavar="N", help="of torch on a CPU")
@@ -35,6 +36,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    names = ("quick", "lengths", "tokens", "dim", "device", "dtype", "threads", "compiled", "only", "minutes", "out")
+    given = {name: value for name in names if (value := getattr(options, name)) not in (None, []) and value is not False}
+    check_read(options.what, given)
+    for name in ("tokens", "dim"):
+        at_least(name, given.get(name, 1), 1)
     if options.what == "import":
         from tokmix.bench import import_time
 
@@ -42,7 +48,6 @@ def run(options: argparse.Namespace) -> int:
         return 0
     from tokmix.bench.run import run as measure
 
-    names = ("what", "quick", "tokens", "dim", "device", "dtype", "threads", "compiled", "minutes", "out")
-    given = {name: getattr(options, name) for name in names}
-    session = measure(Asked(**given, lengths=tuple(options.lengths), only=tuple(options.only)))
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    session = measure(Asked(options.what, **(given | lists)))
     return 1 if session.refused else 0

@@ -14,9 +14,10 @@ USES = """\
 tokmix papers                           what there is to run, and what has been run
 tokmix papers NAME [ITEM ...]           run items of a paper, all of them where none is named; goes on where it ended
 tokmix papers NAME [ITEM ...] --quick   small versions on a CPU, to see that it works; their numbers fill no table
-tokmix papers NAME --tables             write the tables of papers/NAME/README.md and the figures, from the results files
+tokmix papers [NAME] --tables           write the tables of papers/NAME/README.md and the figures, from the results files
 tokmix papers prepare --out DIR         text -> token files, for a machine without the package tokenizers"""
 PREPARE = "prepare"
+OF_A_RUN = ("only", "workers", "minutes", "device")
 ROOT, QUICK = Path("papers"), Path("papers-quick")
 
 
@@ -40,15 +41,27 @@ def run(options: argparse.Namespace) -> int:
     if options.check and not options.tables:
         raise ValueError("--check goes with --tables: it compares them with the results files")
     if options.name is None:
-        return _list(options.out or ROOT)
+        _refuse(
+            options, ("quick", "data", *OF_A_RUN), "goes with NAME: `tokmix papers` alone lists what there is, and --tables runs nothing"
+        )
+        return _all_tables(options.out or ROOT, options.check) if options.tables else _list(options.out or ROOT)
     if options.name == PREPARE:
+        _refuse(options, ("quick", "tables", *OF_A_RUN), "does not go with prepare, which trains nothing")
         return _prepare(_data(options.data), options.out, options.items)
     chosen = _chosen(options.name, options.items)
     if options.tables:
         if options.items or options.quick:
             raise ValueError("--tables writes the README of the whole paper, from full runs: it takes no ITEM and no --quick")
+        _refuse(options, OF_A_RUN, "does not go with --tables, which runs nothing")
         return _tables(options.name, options.out or ROOT / options.name, options.check)
     return _run(chosen, options)
+
+
+def _refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    for name in names:
+        given = getattr(options, name)
+        if not (given is None or given is False or given == ()):
+            raise ValueError(f"--{name} {why}")
 
 
 def _chosen(name: str, named: Sequence[str]) -> list[Item]:
@@ -102,6 +115,12 @@ def _tables(name: str, folder: Path, check: bool) -> int:
     changed = readme.write(name, folder)
     print("\n".join(f"written {path}" if path.exists() else f"removed {path}" for path in changed) or f"{folder}: nothing to change")
     return 0
+
+
+def _all_tables(root: Path, check: bool) -> int:
+    from tokmix.papers.item import PAPERS
+
+    return max([_tables(name, root / name, check) for name in PAPERS])
 
 
 def _run(chosen: list[Item], options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -56,6 +56,8 @@ def of_text(
 ) -> Explained:
     """texts: one, or the two of a pair. samples: None = exact where that is affordable, else `fallback`; 0 = exact."""
     ids, cut = encode(trained, texts)
+    if cut and len(ids) > limit:
+        _refuse_long(_whole(trained, texts), limit)
     return of_ids(trained, ids, layer=layer, samples=samples, limit=limit, fallback=fallback, seed=seed, cut=cut)
 
 
@@ -75,7 +77,7 @@ def of_ids(
     if not ids:
         raise ValueError("the text has no tokens")
     if len(ids) > limit:
-        raise ValueError(f"the text has {len(ids):,} tokens, and a map takes at most {limit}: give a shorter one")
+        _refuse_long(len(ids), limit)
     model = trained.model
     if samples is None:
         layers = 1 if layer else len(model.layers)
@@ -85,6 +87,18 @@ def of_ids(
     return Explained(
         token_names(trained.tokenizer, ids), explain.model_maps(model, row, layer=layer, samples=samples or None, seed=seed), cut
     )
+
+
+def _refuse_long(tokens: int, limit: int) -> NoReturn:
+    raise ValueError(f"the text has {tokens:,} tokens, and a map takes at most {limit}: give a shorter one")
+
+
+def _whole(trained: Trained, texts: Sequence[str]) -> int:
+    """Tokens of the text before it is cut to what the model reads."""
+    encoder = Encoder(trained.tokenizer)
+    if trained.record["stream"]:
+        return len(encoder.documents([texts[0]])[0]) + (trained.task == "lm")
+    return len(encoder.rows([tuple(texts)])[0][0])
 
 
 def encode(trained: Trained, texts: Sequence[str], encoder: Encoder | None = None) -> tuple[list[int], bool]:

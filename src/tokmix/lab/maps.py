@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,8 @@ def check_picture(out: str | Path) -> None:
         raise ValueError(f"--out {str(out)!r}: a picture's name ends in one of {', '.join(PICTURES)}")
     if not path.parent.is_dir():
         raise ValueError(f"--out {str(out)!r}: there is no folder {str(path.parent)!r}")
+    if path.exists():
+        raise ValueError(f"{path} exists already; nothing is overwritten: name another file, or remove it")
 
 
 def picture(out: str | Path, found: Explained, heads: bool = False) -> Path:
@@ -90,8 +93,18 @@ def picture(out: str | Path, found: Explained, heads: bool = False) -> Path:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a script that the font lacks shows as boxes
         page.tight_layout()
-        page.savefig(out)
+        _save(page, Path(out))
     return Path(out)
+
+
+def _save(page: Any, path: Path) -> None:
+    """The whole picture or none."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        page.savefig(partial, format=path.suffix[1:].lower())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _panel(axes: Any, title: str, weights: Tensor, tokens: list[str]) -> None:

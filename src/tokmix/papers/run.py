@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 import time
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from tokmix.bench.machine import code
-from tokmix.checks import nearest
+from tokmix.checks import at_least, nearest
 from tokmix.compare import pool
 from tokmix.data.folder import write_text
 from tokmix.lab.machine import machine, versions
@@ -53,6 +54,7 @@ def run(
 ) -> bool:
     """All jobs of all items, side by side; only: of those with such a name, * for anything, in the order of these names. -> whether none
     is left to be done (some may have failed)."""
+    _check(device, workers, minutes)
     book = _Book(items, out, torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     crew = _Crew(items, out, data, quick, only, say, book)
     crew.check_names()
@@ -69,6 +71,21 @@ def run(
         for item in items:
             results.collect(item, out, quick)
     return not crew.left()
+
+
+def _check(device: str | None, workers: int | None, minutes: float | None) -> None:
+    if workers is not None:
+        at_least("--workers", workers, 1)
+    if minutes is not None and not minutes >= 0:
+        raise ValueError(f"--minutes {minutes} should be 0 or more")
+    if device is None or device == "cpu":
+        return
+    if not re.fullmatch(r"cuda(:\d+)?", device):
+        raise ValueError(f"device {device!r} is unknown; known: cpu, cuda, cuda:N")
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {device!r} is not there: torch {torch.__version__} finds no GPU")
+    if int(device[5:] or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {device!r} is not there: torch finds {torch.cuda.device_count()} GPUs, from cuda:0 on")
 
 
 class _Crew:
