@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -70,8 +71,9 @@ def start(data: Path, out: Path, *more: str, trials: int = TRIALS) -> subprocess
     command = [sys.executable, "-m", "tokmix", "tune", str(data), "--out", str(out), "--trials", str(trials)]
     command += ["--space", str(out.parent / "space.json"), *options(small()), *more]
     return subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # it hears an interrupt even where the tests run behind a shell
+    )  # fmt: skip
 
 
 def at_step_5(where: Path, process: subprocess.Popen, count: int = 1) -> list[int]:
