@@ -19,6 +19,7 @@ from triton.backends.compiler import GPUTarget
 import tokmix
 from tokmix.ops import dispatch
 from tokmix.ops.convolve import convolve
+from tokmix.ops.shift_mix.choice import norm_shift_mix, step
 
 
 class Utils:
@@ -62,6 +63,17 @@ def layer(name: str, dim: int, tokens: int, dtype: torch.dtype, *, causal: bool 
     return run
 
 
+def normed_shift() -> None:
+    x, *weights = (torch.randn(*shape, requires_grad=True) for shape in ((2, 256, 512), (1, 512), (1, 512), (512,), (512,)))
+    y = norm_shift_mix(x, weights[:2], *weights[2:], 1e-5, (4,))
+    torch.autograd.grad(y, [x, *weights], y)
+
+
+@torch.no_grad()
+def step_of_shift() -> None:
+    step(torch.randn(2, 1, 512), torch.zeros(2, 4, 512), torch.zeros(2, dtype=torch.long), weights=[torch.ones(1, 512)] * 2)
+
+
 def convolution() -> None:
     x, weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((2, 100, 64), (5, 64, 64), (64,)))
     y = convolve(x, weight, bias, relu=True)
@@ -76,11 +88,8 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
     "wide heads": {"of 128": layer("hypermixing", 256, 256, HALF, heads=2, hidden=128)},
     "causal": {f"heads of {e}": layer("hypermixing", e, 256, HALF, causal=True, hidden=e) for e in (64, 128, 256)},
     "blocks": {f"of {C}": layer("hypermixing", 64, 256, HALF, causal=True, hidden=64, block=C) for C in (64, 128)},
-    "shifts": {
-        variant: layer("hsm", 512, 256, dtype, causal=True, variant=variant, layer=2)
-        for variant in ("vector", "gate", "matrix")
-        for dtype in (HALF, SINGLE)
-    },
+    "shifts": {variant: layer("hsm", 512, 256, HALF, causal=True, variant=variant, layer=2) for variant in ("vector", "gate", "matrix")}
+    | {"normed": normed_shift, "step": step_of_shift},
     "lags": {"hypermlp": layer("hypermlp", 256, 256, HALF, causal=True)},
     "convolution": {"of the shapes": convolution},
 }
