@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -111,7 +112,10 @@ def test_tables_and_figures_of_all_jobs(name: str, tmp_path: Path) -> None:
 
 def test_claims_are_asked_again_at_each_ones_best_rate() -> None:
     """At the shared rate attention is ahead of the hybrid, which has its best loss, the lowest of all, at another."""
-    best = {("attention-8", 1e-3): 2.40, ("ab-attention-4", 1e-3): 2.45, ("ab-attention-4-rates", 2e-3): 2.30, ("ab-8", 1e-3): 2.45}
+    best = {
+        ("attention-8", 1e-3): 2.42, ("ab-attention-4", 1e-3): 2.45,
+        ("attention-8-rates", 2e-3): 2.40, ("ab-attention-4-rates", 4e-3): 2.30, ("ab-8-rates", 2e-3): 2.45,
+    }  # fmt: skip
 
     def score(job: Job, member: dict[str, Any]) -> float:
         return by_stack({}, best.get((job.key, member["lr"]), 2.6))(job, member)
@@ -120,8 +124,9 @@ def test_claims_are_asked_again_at_each_ones_best_rate() -> None:
     asked = [line for line in HYBRIDS.tables(content).splitlines() if line.startswith("| `(ab, attention)*4` has a lower")]
     assert ["does not hold" in line for line in asked] == [True, False] and "holds" in asked[1] and "+0.1000" in asked[1]
     again = HYBRIDS.tables(content).split("**Other learning rates.**")[1]
-    assert "For `(ab, attention)*4` it lies at the border" in again
-    assert "| `ab*8` is at most 5% behind `attention*8` | **holds** | -0.0500 | 5 |" in again
+    assert re.search("For [^.]*`\\(ab, attention\\)\\*4`[^.]* it lies at the border", again)
+    assert not re.search("For [^.]*`ab\\*8`[^.]* it lies at the border", again)
+    assert "| `ab*8` is at most 5% behind `attention*8` | **holds** | -0.0500 | 3 |" in again
     next(job for job in content["jobs"] if job["key"] == "ab-8-rates")["outcome"] = None
     assert "| verdict |" not in HYBRIDS.tables(content).split("**Other learning rates**")[1], "a rate is missing"
 

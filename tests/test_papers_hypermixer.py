@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from tests.papers_data import write_data
+from tokmix.cli import main
 from tokmix.model import Model, ModelConfig
 from tokmix.papers import page, results, rows, timing
 from tokmix.papers.claims import pack
@@ -263,3 +266,14 @@ def test_a_layer_is_timed_and_counted() -> None:
     assert all(run["us"] > 0 and run["matmul_counted"] == run["matmul"] > 0 for run in runs)
     with pytest.raises(ValueError, match="timed on a GPU"):
         timing.run(spec | {"on": "gpu"}, context)
+
+
+def test_what_another_table_has_run_is_not_run_again(tmp_path: Path) -> None:
+    """A results file is all that is kept of a table; Table 5 has the rows of HyperMixer from Table 1's."""
+    data, out = tmp_path / "data", tmp_path / "out"
+    for folder in (*(data / task for task in paper.TASKS), out):
+        folder.mkdir(parents=True)
+    shutil.copy(Path(__file__).parents[1] / "papers/hypermixer/results/table1.json", out)
+    assert main(["papers", "hypermixer", "table5", "--data", str(data), "--out", str(out), "--minutes", "0", "--workers", "1"]) == 0
+    done = {job["key"] for job in json.loads((out / "table5.json").read_text())["jobs"] if job["outcome"] is not None}
+    assert {f"{task}-hypermixer-{phase}" for task in paper.TASKS for phase in ("search", "finals", "seeds")} == done

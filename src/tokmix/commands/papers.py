@@ -125,6 +125,7 @@ def _all_tables(root: Path, check: bool) -> int:
 
 def _run(chosen: list[Item], options: argparse.Namespace) -> int:
     from tokmix.papers import readme
+    from tokmix.papers.item import items
     from tokmix.papers.needs import check
     from tokmix.papers.run import run as run_items
 
@@ -132,7 +133,7 @@ def _run(chosen: list[Item], options: argparse.Namespace) -> int:
     out = options.out or (QUICK / options.name if quick else ROOT / options.name / "results")
     for one in chosen:
         check(one, quick, data)
-    for one in chosen:
+    for one in items(options.name).values():  # all of them: items share jobs
         readme.go_on(one, out, quick)
     complete = run_items(
         chosen, out, data=data, quick=quick, device=options.device, workers=options.workers, minutes=options.minutes,

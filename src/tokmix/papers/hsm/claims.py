@@ -92,7 +92,19 @@ def _best_place(found: Found, ladder: Ladder) -> str:
 
 
 def rated(ladder: Ladder) -> list[Entry]:
-    return [ladder.attention, ladder.pure["ab"], ladder.alternating["ab"]]
+    """What is run at other rates, too: both sides of the claims below."""
+    return list(dict.fromkeys(one for pair in [*_lower(ladder), *_close(ladder)] for one in pair))
+
+
+def _lower(ladder: Ladder) -> list[tuple[Entry, Entry]]:
+    """Hybrids, each with the attention that it should beat."""
+    hybrids = (ladder.alternating["ab"], ladder.places[ladder.middle])
+    return [*((one, ladder.attention) for one in hybrids), (ladder.alternating_rotary, ladder.rotary)]
+
+
+def _close(ladder: Ladder) -> list[tuple[Entry, Entry]]:
+    """Shift mixing alone, with what it should come close to."""
+    return [(ladder.pure[name], ladder.attention) for name in ("ab", "gate")]
 
 
 def rates_table(found: Found, ladder: Ladder, lr: float, others: Sequence[float]) -> str:
@@ -123,11 +135,10 @@ def _best_rate(runs: Mapping[float, Sequence[Run]]) -> float | None:
 
 
 def _at_best(ladder: Ladder, runs: Mapping[Entry, Sequence[Run]]) -> list[Claim]:
-    attention, shift, hybrid = rated(ladder)
-    allowed = CLOSE * statistics.fmean(page.scores(runs[attention]))
-    return [
-        Claim(f"`{hybrid.name}` has a lower loss than `{attention.name}`", runs[hybrid], runs[attention], higher=False),
-        Claim(
-            f"`{shift.name}` is at most {CLOSE:.0%} behind `{attention.name}`", runs[shift], runs[attention], higher=False, margin=allowed
-        ),
+    found = [
+        Claim(f"`{one.name}` has a lower loss than `{other.name}`", runs[one], runs[other], higher=False) for one, other in _lower(ladder)
     ]
+    for one, other in _close(ladder):
+        told, allowed = f"`{one.name}` is at most {CLOSE:.0%} behind `{other.name}`", CLOSE * statistics.fmean(page.scores(runs[other]))
+        found.append(Claim(told, runs[one], runs[other], higher=False, margin=allowed))
+    return found
