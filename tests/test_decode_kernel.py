@@ -24,9 +24,6 @@ from tokmix.ops.shift_mix import choice as shift
 from tokmix.ops.shift_mix import step_library
 from tokmix.segments import Segments
 
-# The first product of a process may be one of a backward pass, whose thread has no CUDA context yet.
-pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
-
 DIM = 16
 VARIANTS = ["ab", "vector", "matrix", "gate", "gate2", "fusion"]
 

@@ -15,9 +15,6 @@ from tests.cases import spread, tokens
 from tests.kernel_rule import Seen, each_device
 from tokmix.ops.dispatch import implementation
 
-# The first product of a process may be one of a backward pass, whose thread has no CUDA context yet.
-pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
-
 HYPER = [
     {},
     {"tied": False},

@@ -41,9 +41,6 @@ from tokmix.ops.shift_mix import matrix_library
 from tokmix.places import chunks_of, places_of
 from tokmix.segments import Segments
 
-# The first product of a process may be one of a backward pass, whose thread has no CUDA context yet.
-pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
-
 # ---------------------------------------------------------------- strides, autocast, compile, counters
 Ops = dict[str, tuple[Tensors, Body]]
 

@@ -35,9 +35,6 @@ from tokmix.ops.shift_mix import reference as shift_reference
 from tokmix.places import places_of
 from tokmix.segments import Segments
 
-# The first product of a process may be one of a backward pass, whose thread has no CUDA context yet.
-pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
-
 INTERPRETED = [
     "test_kernels.py", "test_kernel_ops.py", "test_kernel_mixers.py", "test_one_head_kernel.py", "test_decode_kernel.py",
     "test_causal_kernel.py", "test_block_kernel.py", "test_short_conv.py", "test_hyper_mlp_kernel.py", "test_short_kernel.py",

@@ -32,9 +32,6 @@ from tokmix.ops import (
 from tokmix.ops.dispatch import implementation
 from tokmix.ops.hyper_mix import choice, reassociated, wide, wide_library
 
-# The first product of a process may be one of a backward pass, whose thread has no CUDA context yet.
-pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
-
 
 @pytest.fixture(autouse=True)
 def no_sequence_is_short(monkeypatch: pytest.MonkeyPatch) -> None:

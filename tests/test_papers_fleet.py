@@ -18,7 +18,6 @@ from tokmix.papers import fleet
 from tokmix.segments import Segments
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:Attempting to run cuBLAS",
     "ignore:The AccumulateGrad node's stream",
     "ignore:The .grad attribute of a Tensor that is not a leaf",  # dynamo looks at what it traces,
     "ignore:\\s*Online softmax is disabled",  # inductor, of heads too narrow for any attention kernel

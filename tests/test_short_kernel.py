@@ -34,9 +34,6 @@ from tokmix.ops.dispatch import implementation
 from tokmix.ops.hyper_mix import choice, reference, short_library
 from tokmix.segments import Segments
 
-# The first product of a process may be one of a backward pass, whose thread has no CUDA context yet.
-pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
-
 # heads, channels and inner width of one, generated units
 SIZES = {"one": (1, 40, 40, 72), "inner": (1, 33, 13, 17), "heads": (2, 24, 24, 40), "real": (1, 256, 256, 512), "four": (4, 64, 64, 128)}
 

@@ -51,17 +51,17 @@ def layers(dim: int, head: int) -> list[Made]:
 def run(session: Session) -> None:
     session.measure_ceilings()
     for causal in (False, True):
-        if session.wanted("attention"):
-            candidates = attention_layers(session.asked.dim, causal, session.device)
-            best_of(session, f"attention, {'causal' if causal else 'full'}", candidates, (WAY,))
+        name = f"attention, {'causal' if causal else 'full'}"
+        if session.wanted(name):
+            best_of(session, name, attention_layers(session.asked.dim, causal, session.device), (WAY,))
+    if session.wanted("flash-linear-attention"):
+        linear(session, linear_layer, (WAY,))
     for made in layers(session.asked.dim, session.asked.head):
         if session.wanted(made.name) and not session.late() and _passes(session, made):
             for length in session.asked.lengths:
                 if session.late():
                     return
                 _time(session, made, length)
-    if session.wanted("flash-linear-attention") and not session.late():
-        linear(session, linear_layer, (WAY,))
 
 
 def _build(session: Session, made: Made, length: int) -> Mixer:

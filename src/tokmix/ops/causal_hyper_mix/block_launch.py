@@ -10,7 +10,8 @@ from tokmix.ops.causal_hyper_mix.launch import Plan, by_token, flat, lined, stri
 from tokmix.ops.dispatch import INTERPRETED
 from tokmix.ops.hyper_mix.launch import KINDS
 
-WARPS = {"read": 4, "border": 4, "pull": 8}  # for heads of up to 64; wider ones get twice as many
+# For heads of up to 64; wider ones get twice as many. With four, Triton 3.6 read wrong numbers where values have up to 32 channels (H200).
+WARPS = {"read": 8, "border": 4, "pull": 8}
 
 
 def _warps(plan: Plan, name: str) -> int:
@@ -18,8 +19,9 @@ def _warps(plan: Plan, name: str) -> int:
 
 
 def _ending(plan: Plan, dtype: torch.dtype) -> tuple[object, ...]:
-    """The constants that every kernel ends with."""
-    return plan.k, plan.e, plan.kp, plan.ep, plan.chunk, KINDS[dtype], INTERPRETED, plan.precision
+    """The constants that every kernel ends with. Three products in a row: of tf32x3 they would have more than twice torch's error."""
+    precision = "ieee" if plan.precision == "tf32x3" else plan.precision
+    return plan.k, plan.e, plan.kp, plan.ep, plan.chunk, KINDS[dtype], INTERPRETED, precision
 
 
 def forward(
@@ -30,7 +32,7 @@ def forward(
     w_in, w_out, values = lined(w_in), lined(w_out), lined(values)
     log_decay, real, scale = flat(log_decay), flat(real), scale.contiguous()
     plan = Plan(w_in, w_out, values, block)
-    starts, kept = None, None
+    starts, kept = plan.empty(0), None
     if plan.chunks > 1:
         starts = plan.states()
         kept = plan.written(w_in, values, log_decay, real, starts)
@@ -40,7 +42,7 @@ def forward(
         w_in, w_out, values, log_decay, real, scale, starts, y, plan.L, plan.chunks, plan.H, *strides(w_in, w_out, values, y),
         *_ending(plan, w_in.dtype), num_warps=_warps(plan, "read"), num_stages=1,
     )  # fmt: skip
-    return y, plan.empty(0) if starts is None else starts, plan.empty(0) if kept is None else kept
+    return y, starts, plan.empty(0) if kept is None else kept
 
 
 def backward(

@@ -144,8 +144,8 @@ def block_pull(
     dscale = tl.sum(met, 1)
     if LOG is not None:
         # log λ_t stands in Λ_a/Λ_u for u < t <= a: sums over such pairs, and no differences of longer ones, which lose digits
-        met *= scale[:, None]
-        dlog = tl.sum(tl.where(tokens[:, None] >= tokens[None, :], tl.cumsum(met, 1) - met, 0.0), 0)
+        since = tl.cumsum(met * scale[:, None], 0, reverse=True)  # over a, from t on
+        dlog = tl.sum(tl.where(tokens[:, None] > tokens[None, :], since, 0.0), 1)
     asked = operand(asked * scale[:, None], KIND, WIDEN)
     do = tl.dot(asked, w, input_precision=PRECISION)
     dw = tl.dot(tl.trans(asked), o, input_precision=PRECISION)

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from tokmix.ops.hyper_mix import length_scale
+from tokmix.ops.recompute import recomputed
 
 CHUNK = 16
 
@@ -47,10 +47,7 @@ def causal_hyper_mix(
         part = slice(start, start + CHUNK)
         decay = None if log_decay is None else log_decay[:, :, part]
         given = (w_in[:, :, part], w_out[:, :, part], values[:, :, part], decay, here[:, :, part], power, *carry)
-        if torch.is_grad_enabled() and L > CHUNK:
-            y, counts, hidden = checkpoint(_chunk, *given, use_reentrant=False, preserve_rng_state=False)
-        else:
-            y, counts, hidden = _chunk(*given)
+        y, counts, hidden = recomputed(_chunk, *given) if L > CHUNK else _chunk(*given)
         carry = Carry(hidden, counts[:, :, -1])
         outputs.append(y)
         numbers.append(counts)

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+
+from tokmix.ops.recompute import recomputed
 
 CHUNK = 512  # queries of a piece of a long sequence
 
@@ -69,9 +70,7 @@ def hyper_mlp(
         banks = [None if x is None else x._replace(control=x.control[:, :, begin:end]) for x in (first, second)]
         given: tuple[Any, ...] = (q[:, :, begin:end], k[:, :, :end], v[:, :, :end], at[:, begin:end], *banks, lag, limit)
         # Scores are computed again for the gradient, so that those of one piece at a time exist.
-        pieces.append(
-            checkpoint(_rows, *given, use_reentrant=False, preserve_rng_state=False) if torch.is_grad_enabled() else _rows(*given)
-        )
+        pieces.append(recomputed(_rows, *given))
     return torch.cat(pieces, dim=2)
 
 
