@@ -173,6 +173,12 @@ def test_widths_leave_the_fewest_columns_empty() -> None:
     assert rows_plan.widths(lengths, 9) == [8, 24, 64]
 
 
+def test_given_widths_end_with_the_longest_row() -> None:
+    wide = (24, 40, 128)
+    assert rows_plan.fitting(wide, np.array([3, 20])) == [24] and rows_plan.fitting(wide, np.array([3])) == [8]
+    assert rows_plan.fitting(wide, np.array([3, 41])) == [24, 40, 48] and rows_plan.fitting(wide, np.array([40, 7])) == [24, 40]
+
+
 def test_a_job_learns_and_says_what_it_did(paper_data: Path) -> None:
     outcome = rows.run(spec(), Context(torch.device("cpu"), paper_data, lambda text: None))
     json.dumps(outcome)

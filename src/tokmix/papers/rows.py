@@ -6,6 +6,7 @@
            limit      tokens a row has at most                  score     "dev", what is held out (a search), or "valid"
            embedding  the words' weights begin with this        rows      at most so many rows of each split (small versions)
                       standard deviation, times its inverse: their vectors begin at scale 1, and AdamW moves them faster
+           widths     columns that batches may have; where they are not given, those that leave the fewest empty
 
 No epoch is chosen: the figure of a run is its accuracy after the last step. Valid is read once, and nothing is chosen by it.
 """
@@ -119,7 +120,7 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     table = rows_data.load(context.data_folder(), spec["data"])
     splits, members, config = _splits(spec, table, context.device), spec["members"], _config(spec, table)
     lengths = splits["train"].host_lengths
-    wide = rows_plan.widths(lengths, BUCKETS)
+    wide = rows_plan.fitting(spec["widths"], lengths) if "widths" in spec else rows_plan.widths(lengths, BUCKETS)
     per_epoch = sum(rows_plan.batch_counts(lengths, wide, spec["batch"]))
     steps = per_epoch * spec["epochs"]
     # A small part of a table has few steps: the rate still rises in the first fifth of them at most.

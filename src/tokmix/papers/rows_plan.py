@@ -31,6 +31,12 @@ def widths(lengths: np.ndarray, count: int) -> list[int]:
     return best[len(levels) - 1][1]
 
 
+def fitting(wide: Sequence[int], lengths: np.ndarray) -> list[int]:
+    """Of given widths, as many as the rows need; the last holds the longest row and no more columns than that."""
+    longest = -(-int(lengths.max()) // STEP) * STEP
+    return [*(width for width in wide if width < longest), longest]
+
+
 def batch_counts(lengths: np.ndarray, wide: Sequence[int], batch: int) -> list[int]:
     """How many batches of each width an epoch has."""
     counts, carried = [], 0
