@@ -35,6 +35,16 @@ def clean_registry() -> Iterator[None]:
     registry._REGISTRY.update(known)
 
 
+# --- a run of the lab ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.lab import train_films
+
+    return train_films(tmp_path_factory.mktemp("lab"))
+
+
 # --- the models of play and their servers: imported where they are used, as they need more than torch -----------------------------
 
 

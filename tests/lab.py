@@ -13,6 +13,10 @@ REST = "the a one film day road with of in house was it and so then"
 SMALL = {"model.stack": "hypermixing(hidden=16)*2", "model.dim": 16, "prepare.vocab": 200, "train.baseline": False}
 
 
+# Learns a small table within seconds.
+QUICK = {"train__epochs": 10, "train__lr": 5e-3, "train__rows": 16, "train__token_dropout": 0.0, "model__dropout": 0.1}
+
+
 def settings(**more: Any) -> Settings:
     return Settings.of(None, SMALL | {name.replace("__", "."): value for name, value in more.items()})
 
@@ -49,3 +53,11 @@ def write_text(path: Path, documents: int = 60, seed: int = 0) -> Path:
     for i in range(documents):
         (path / f"{i}.txt").write_text(" ".join(draw.choices(REST.split(), k=draw.randint(20, 40))) + ".\n")
     return path
+
+
+def train_films(folder: Path) -> Path:
+    """A table and a run that has learnt it -> the folder of both."""
+    from tokmix.lab.train import run
+
+    run(write_table(folder / "films.csv", 400), folder / "run", settings(**QUICK, train__evaluations=6), quiet=True)
+    return folder

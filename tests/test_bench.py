@@ -13,22 +13,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from tokmix.bench import rule, table
-from tokmix.bench.cases import Case, Size, cases, draw
-from tokmix.bench.ceilings import floor_us
-from tokmix.bench.clock import Clock, Live
+from tokmix.bench import table
+from tokmix.bench.cases import Size, draw
 from tokmix.bench.decode import state_after, stepped
-from tokmix.bench.rivals import attention_cores, attention_layers, linear_core, linear_layer
+from tokmix.bench.rivals import linear_core, linear_layer
 from tokmix.bench.run import run
-from tokmix.bench.session import Session, moved
 from tokmix.bench.settings import Asked
 from tokmix.cli import main
 from tokmix.mixer import create
 from tokmix.ops import shift_mix
 
 SIZE = Size(2, 48, 32, 16)
-CASES = cases(16)
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 @pytest.fixture(autouse=True)
@@ -41,119 +36,6 @@ def one_thread() -> object:
 def quick(what: str, *more: str, out: Path) -> tuple[int, dict[str, object]]:
     code = main(["bench", what, "--quick", "--device", "cpu", "--threads", "1", "--out", str(out), *more])
     return code, json.loads(out.read_text())
-
-
-# --- formulas --------------------------------------------------------------------------------------------------------
-
-
-@each_case
-def test_formulas_of_products_stand_in_reason_to_what_torch_counts(case: Case) -> None:
-    """A formula counts what the op cannot do without: never more than plain torch does, but for the outer products that it does
-    as pointwise work, and never a small part of it."""
-    given = draw(case.shapes(SIZE), torch.float32, "cpu")
-    with FlopCounterMode(display=False) as counter:
-        case.plain(given)
-    found, formula = counter.get_total_flops(), case.flops(SIZE)
-    if case.name.startswith(("hyper_mlp", "hyper_glu")):  # torch multiplies the half that the mask throws away, too
-        assert formula == found * (SIZE.length + 1) // (2 * SIZE.length)
-    elif case.name.startswith("causal") and "blocks" not in case.name:  # torch sums a chunk's states by a product of its own
-        assert 0 < formula < found
-    elif "d' =" in case.name:  # the textbook's products grow with d', those of a token do not once they are re-associated
-        assert 0 < formula < 0.5 * found
-    elif case.name.startswith("hyper_mix"):
-        assert 0.5 * found <= formula <= found
-    else:
-        assert formula == found
-
-
-def test_with_a_backward_pass_there_are_three_times_the_products() -> None:
-    case = next(case for case in CASES if case.name == "shift_mix, matrix")
-    leaves = {name: tensor.requires_grad_() for name, tensor in draw(case.shapes(SIZE), torch.float32, "cpu").items()}
-    with FlopCounterMode(display=False) as counter:
-        torch.autograd.grad(case.plain(leaves).sum(), list(leaves.values()))
-    assert counter.get_total_flops() == 3 * case.flops(SIZE)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_products_of_attention(causal: bool) -> None:
-    for rival in [*attention_cores(32, causal, "cpu"), *attention_layers(32, causal, "cpu")]:
-        with FlopCounterMode(display=False) as counter:
-            rival.plain(draw(rival.shapes(SIZE), torch.float32, "cpu"))
-        scores = 4 * SIZE.rows * SIZE.length**2 * SIZE.dim
-        unused = scores - scores * (SIZE.length + 1) // (2 * SIZE.length) if causal else 0
-        assert rival.flops(SIZE) == counter.get_total_flops() - unused
-
-
-def test_a_shift_moves_five_activations_forward_and_backward() -> None:
-    """Forward x and y, backward x, dy and dx; the weights hardly count."""
-    case = next(case for case in CASES if case.name == "shift_mix, vector")
-    given = draw(case.shapes(SIZE), torch.bfloat16, "cpu")
-    activation, weights = 2 * SIZE.rows * SIZE.length * SIZE.dim, 2 * 2 * SIZE.dim
-    assert moved(list(given.values()), given["x"], backward=True) == 5 * activation + 3 * weights
-    assert moved(list(given.values()), given["x"], backward=False) == 2 * activation + weights
-
-
-def test_the_floor_is_what_binds() -> None:
-    ceilings = {"copy_gbs": 1000.0, "matmul_tflops": 10.0}
-    assert floor_us(ceilings, flops=0, moved=5e9) == pytest.approx(5000)
-    assert floor_us(ceilings, flops=2e12, moved=5e9) == pytest.approx(200_000)
-
-
-# --- clock -----------------------------------------------------------------------------------------------------------
-
-
-def test_memory_is_what_lives_at_once() -> None:
-    x = torch.randn(1000)
-    with Live() as live:
-        a = x * 2  # 4,000 bytes
-        b = a + 1
-        del a
-        c = b.view(10, 100) * 3  # a view is no memory
-        del b
-    assert live.peak == 8000 and live.now == 4000 and c.shape == (10, 100)
-
-
-def test_a_clock_calls_as_often_as_it_says() -> None:
-    calls = []
-    timing = Clock(seconds=0.0, least=4)(lambda: calls.append(1))
-    assert timing.repeats == 4 and len(calls) == 3 + 4 and timing.how == "clock"
-    assert timing.low <= timing.us <= timing.high
-
-
-# --- the rule --------------------------------------------------------------------------------------------------------
-
-
-@each_case
-def test_every_case_keeps_the_rule(case: Case) -> None:
-    torch.manual_seed(0)
-    verdicts = rule.check(case.body, case.plain, draw(case.shapes(Size(2, 21, 32, 16)), torch.float32, "cpu"), torch.float32)
-    assert all(verdict.holds for verdict in verdicts), [str(verdict) for verdict in verdicts]
-    assert {verdict.what.split(" (")[0] for verdict in verdicts} >= {"y"}
-
-
-def test_a_wrong_gradient_and_a_nan_break_the_rule() -> None:
-    given = {"x": torch.randn(20, 20)}
-    right = lambda t: t["x"] * 2
-    for wrong in (
-        lambda t: t["x"].detach() + t["x"],
-        lambda t: t["x"] * 2 + torch.where(t["x"] > 0, torch.nan, 0),
-        lambda t: t["x"] * 2.001,
-    ):
-        assert not all(verdict.holds for verdict in rule.check(wrong, right, given, torch.float32))
-    assert all(verdict.holds for verdict in rule.check(right, right, given, torch.float32))
-
-
-def test_memory_that_nobody_wrote_is_seen() -> None:
-    def lazy(t: dict[str, Tensor]) -> Tensor:
-        y = torch.empty_like(t["x"])
-        y[1:] = t["x"][1:] * 2
-        return y
-
-    verdicts = rule.check(lazy, lambda t: t["x"] * 2, {"x": torch.randn(300, 1)}, torch.float32)
-    assert not verdicts[0].holds
-
-
-# --- runs ------------------------------------------------------------------------------------------------------------
 
 
 def test_ops_are_checked_timed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,116 +199,6 @@ def test_engine_and_plain_loop_read_the_same_batches_and_learn_the_same(tmp_path
     for a, b in zip(engine.engine.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=3e-6)  # a step of 1e-4; biases decay in one of them
     assert engine.run(5) == plain.run(5)
-
-
-# --- what is asked ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        (["--lengths", "0"], "lengths=0 is not a whole number of at least 1"),
-        (["--threads", "-1"], "threads=-1"),
-        (["--threads", "0"], "threads=0 is not a whole number of at least 1"),
-        (["--dim", "0"], "dim=0 is not a whole number of at least 1"),
-        (["--minutes", "0"], "minutes=0.0 should be above 0"),
-        (["--out", "nowhere/ops.json"], "nowhere is no folder"),
-        (["--out", "ops.txt"], "should name a .json file"),
-    ],
-)
-def test_what_does_not_work_is_said_in_one_line(more: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "ops", "--quick", "--device", "cpu", *more]) == 1
-    said = capsys.readouterr().err
-    assert words in said and len(said.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("what", "more", "words"),
-    [
-        ("train", ["--dim", "10"], "bench train does not read --dim; it reads --quick, "),
-        ("train", ["--dtype", "float16"], "bench train does not read --dtype"),
-        ("train-loop", ["--lengths", "3"], "bench train-loop does not read --lengths"),
-        ("decode", ["--tokens", "64"], "bench decode does not read --tokens"),
-        ("layers", ["--compiled", "all"], "bench layers does not read --compiled"),
-        ("import", ["--quick"], "bench import does not read --quick; it reads no option"),
-    ],
-)
-def test_an_option_that_a_benchmark_does_not_read_is_refused(
-    what: str, more: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", what, *more]) == 1
-    said = capsys.readouterr().err
-    assert words in said and len(said.splitlines()) == 1
-
-
-def test_sizes_that_say_nothing_are_neither_recorded_nor_in_the_title() -> None:
-    from tokmix.bench.run import title_of
-
-    ops, train = (Session(Asked(what, quick=True, device="cpu"), say=lambda line: None).record() for what in ("ops", "train"))
-    assert train["asked"]["dim"] is None and train["asked"]["dtype"] is None and train["asked"]["lengths"] == (16, 32)
-    assert title_of(ops).endswith(", float32, d = 32") and "d = " not in title_of(train) and "float32" not in title_of(train)
-
-
-@pytest.mark.parametrize(("what", "name"), [("ops", "shift_mix, ab"), ("decode", "hsm, ladder"), ("train", "LM")])
-def test_a_name_that_nothing_has_is_told(what: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "found.json"
-    assert main(["bench", what, "--quick", "--device", "cpu", "--only", "nope", "--out", str(out)]) == 1
-    said = capsys.readouterr().err
-    assert f"--only nope: bench {what} has nothing of that name" in said and name in said and not out.exists()
-
-
-def test_one_name_of_two_that_nothing_has_is_noted(tmp_path: Path) -> None:
-    code, found = quick("decode", "--only", "hsm, ladder", "nope", "--lengths", "16", out=tmp_path / "decode.json")
-    assert code == 0 and found["rows"] and found["left_out"] == ["nope: nothing has such a name"]
-
-
-def test_only_its_own_files_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ask = ["bench", "decode", "--quick", "--device", "cpu", "--only", "hsm, ladder", "--lengths", "16", "--out"]
-    own, other, text, lone = (tmp_path / name for name in ("own.json", "other.json", "text.json", "lone.json"))
-    assert main([*ask, str(own)]) == main([*ask, str(own)]) == 0
-    other.write_text(json.dumps({"bench": "ops", "asked": {}, "rows": []}))
-    text.write_bytes(b"\xff mine")
-    lone.with_suffix(".png").write_text("mine")
-    capsys.readouterr()
-    for path, taken in ((other, other), (text, text), (lone, lone.with_suffix(".png"))):
-        before = taken.read_bytes()
-        assert main([*ask, str(path)]) == 1
-        said = capsys.readouterr()
-        assert not said.out and f"{taken} exists" in said.err and "nothing is overwritten" in said.err and taken.read_bytes() == before
-
-
-def test_a_layer_that_cannot_be_built_is_told_with_its_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "layers", "--quick", "--device", "cpu", "--only", "hypermlp", "--dim", "7"]) == 1
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("refused, since it fails: hypermlp: ValueError: ") and "numbers are wrong" not in last
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "ops", "--device", "cuda"]) == 1
-    assert "finds no GPU" in capsys.readouterr().err
-
-
-def test_a_run_out_of_time_says_what_it_left_out(tmp_path: Path) -> None:
-    code, found = quick("ops", "--minutes", "1e-9", out=tmp_path / "ops.json")
-    assert code == 0 and found["rows"] == [] and found["left_out"] == ["everything after 1e-09 minutes"]
-
-
-def test_sizes_by_device() -> None:
-    gpu, cpu = (Asked("ops").sized(device) for device in ("cuda", "cpu"))
-    assert gpu.lengths[0] == cpu.lengths[0] == 128 and gpu.lengths[-1] == 65_536 and cpu.lengths[-1] == 4096
-    assert (gpu.dtype, gpu.compiled, gpu.tokens) == ("bfloat16", "one", 65_536) and (cpu.dtype, cpu.compiled) == ("float32", "none")
-    assert Asked("ops", lengths=(64, 8, 64)).sized("cpu").lengths == (8, 64)
-
-
-def test_a_body_that_fails_does_not_end_a_run() -> None:
-    session = Session(Asked("ops", quick=True, device="cpu"), say=lambda line: None)
-
-    def fails() -> None:
-        raise RuntimeError("no room")
-
-    assert session.time(fails, {"name": "a", "body": "b", "way": "forward", "N": 8}) is None
-    assert session.rows == [] and session.notes == ["a, b, forward, N=8: RuntimeError: no room"]
 
 
 @pytest.mark.gpu
