@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -70,6 +71,38 @@ def test_a_changed_mask_is_read_again() -> None:
     after = model(x, src_key_padding_mask=ignore)
     assert not torch.allclose(before[0, :4], after[0, :4])
     torch.testing.assert_close(after[0, :4], model(x[:, :4])[0], rtol=0, atol=1e-10)
+
+
+def test_masks_are_read_in_inference_mode_too() -> None:
+    model = swap_attention(encoder(), "hypermixing", causal=False, max_len=16).eval()
+    x, ignore = torch.randn(1, 6, 16, dtype=torch.float64), torch.tensor([[False] * 4 + [True] * 2])
+    with torch.no_grad():
+        expected = model(x, src_key_padding_mask=ignore)
+    with torch.inference_mode():
+        assert torch.equal(model(x, src_key_padding_mask=ignore), expected)
+        changing = ignore.clone()
+        model(x, src_key_padding_mask=changing)
+        changing[0, 3] = True
+        torch.testing.assert_close(model(x, src_key_padding_mask=changing)[0, :3], model(x[:, :3])[0], rtol=0, atol=1e-10)
+
+
+def test_copies_and_pickles_after_a_padded_batch_give_the_same_numbers() -> None:
+    model = swap_attention(encoder(), "hypermixing", causal=False, max_len=16).eval()
+    x, ignore = torch.randn(1, 6, 16, dtype=torch.float64), torch.tensor([[False] * 4 + [True] * 2])
+    expected = model(x, src_key_padding_mask=ignore)
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(again(x, src_key_padding_mask=ignore), expected)
+
+
+def test_attention_that_two_places_share_stays_shared() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.ModuleDict(), nn.ModuleDict()
+            self.first["attention"] = self.second["attention"] = nn.MultiheadAttention(16, 4)
+
+    model = swap_attention(Twice(), "hypermixing", causal=False, max_len=16)
+    assert model.first["attention"] is model.second["attention"]
 
 
 def test_a_single_layer_a_bare_module_and_one_sequence_without_batch() -> None:

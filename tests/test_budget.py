@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tokmix import ModelConfig, match_parameters
+from tokmix import Model, ModelConfig, match_parameters
 from tokmix.budget import parameter_count
 
 
@@ -47,5 +47,7 @@ def test_an_unreachable_budget_names_the_nearest() -> None:
         match_parameters(config("attention*4"), 1000)
     with pytest.raises(ValueError, match="nothing to resize"):
         match_parameters(config("attention*4", feed_forward=0), 1_000_000)
+    with pytest.raises(ValueError, match="^target of type Model is neither"):
+        match_parameters(config("attention*4"), Model(config("hsm", dim=8)))
     with pytest.raises(ValueError, match="target=-5"):
         match_parameters(config("attention*4"), -5)

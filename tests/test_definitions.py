@@ -236,6 +236,25 @@ def test_sliding_window(causal: bool) -> None:
     close(mixer(x[None])[0], torch.stack(expected))
 
 
+@pytest.mark.parametrize("scale", [0.0, -0.7])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_takes_any_scale(scale: float, causal: bool) -> None:
+    mixer, x = made("attention", causal=causal, heads=1, scale=scale), tokens(1, 6, 12)[0]
+    q, k, v = mixer.q(x), mixer.k(x), mixer.v(x)
+    for t in range(6):
+        seen = slice(0, t + 1 if causal else 6)
+        weights = torch.exp(scale * k[seen] @ q[t])
+        close(mixer(x[None])[0, t], mixer.out(weights / weights.sum() @ v[seen]))
+
+
+def test_long_sequences_of_linear_attention_in_float16() -> None:
+    torch.manual_seed(0)
+    mixer, x = tokmix.create("linear_attention", 128, causal=False, max_len=64, heads=2).half(), torch.randn(1, 4096, 128).half()
+    with torch.no_grad():
+        y = mixer(x).double()
+        torch.testing.assert_close(y, mixer.double()(x.double()), rtol=0, atol=2e-3)
+
+
 def test_rotary_scores_depend_on_distance_alone() -> None:
     from tokmix.positions import rotary
 

@@ -46,6 +46,16 @@ def test_batching_changes_nothing(more: dict[str, Any]) -> None:
         torch.testing.assert_close(model(given, segments), alone, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("more", [{"ngrams": 3, "buckets": 50}, {"separator": SEPARATOR}])
+def test_ids_of_fewer_bits_are_the_same_words_and_a_batch_may_be_empty(more: dict[str, Any]) -> None:
+    model, ids = made(vocab=50_000, **more), pair(6, 5, 0) * 2_000
+    for segments in (None, Segments.from_lengths([10], ids.shape[1])):
+        assert torch.equal(model(ids.int(), segments), model(ids, segments))
+    for shape in ((0, 4), (2, 0)):
+        empty = torch.zeros(shape, dtype=torch.long)
+        assert model(empty, Segments(torch.ones(shape, dtype=torch.long))).shape == (shape[0], 2)
+
+
 def test_ngrams_are_told_apart_and_found_again() -> None:
     ids = torch.tensor([[7, 8, 9, 8, 7, 8, 9]])
     two, three = ngram_hash(ids, 2)[0].tolist(), ngram_hash(ids, 3)[0].tolist()

@@ -133,6 +133,8 @@ def test_nothing_to_do() -> None:
         ({"top_k": 0}, "top_k=0"),
         ({"top_p": 0.0}, "top_p=0.0"),
         ({"stop": [40]}, "token id 40"),
+        ({"stop": 3}, "stop=3 should be a list of whole numbers"),
+        ({"stop": ["end"]}, r"stop=\['end'\] should be a list"),
     ],
 )
 def test_bad_requests_are_named(changes: dict[str, Any], words: str) -> None:

@@ -40,6 +40,14 @@ def test_sampling_and_stops_with_the_cache_equal_the_uncached_pass(case: Case) -
     assert [row[: len(whole)] for row, whole in zip(ends.tolist(), expected, strict=True)] == expected
 
 
+def test_prompts_padded_on_the_right_are_refused() -> None:
+    model = made(tie=False)
+    ids, mask, _ = batch(left=False)
+    for cached in (True, False):
+        with pytest.raises(ValueError, match="prompt 0 ends in padding.*pad on the left"):
+            generated(model, ids, mask, use_cache=cached)
+
+
 def test_a_cache_goes_on_where_it_stopped_and_fits_its_model_alone() -> None:
     model = made(tie=False)
     ids, mask, _ = batch(left=True)

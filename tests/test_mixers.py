@@ -111,6 +111,39 @@ def test_padding_leaves_a_state_as_it_was(case: Case) -> None:
     assert all(torch.equal(a, b) for a, b in zip(leaves(before), kept, strict=True)), "step changed the state it was given"
 
 
+@by_name(CAUSAL)
+def test_a_row_may_end_at_max_len_while_others_go_on(case: Case) -> None:
+    """Padding then stands behind the last position that anything of that size knows."""
+    mixer, lengths = case.make(), [MAX_LEN, MAX_LEN - 9]
+    sequences = [tokens(1, n, DIM, seed=n) for n in lengths]
+    first, rest = ([s[:, :-2] for s in sequences], [sequences[0][:, -2:], sequences[1][:, -2:]])
+    ids = Segments.from_lengths([s.shape[1] for s in first]).ids
+    _, state = mixer.step(spread(first, ids), mixer.init_state(2, first[0]), Segments(ids))
+    ids = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 0, 1, 1]])
+    y, _ = mixer.step(spread(rest, ids), state, Segments(ids))
+    close(y[ids != 0], torch.cat([mixer(s)[0, -2:] for s in sequences]))
+
+
+@by_name([case for case in DEFAULTS if case in CAUSAL])
+def test_a_state_of_other_rows_is_refused(case: Case) -> None:
+    mixer, x = case.make(), tokens(3, 2, DIM)
+    for rows in (1, 2):
+        state = mixer.init_state(rows, x)
+        if leaves(state):
+            with pytest.raises(ValueError, match=f"a state of {rows} rows does not fit"):
+                mixer.step(x, state)
+
+
+@by_name(DEFAULTS)
+def test_forward_mode_and_batched_gradients_agree_with_plain_ones(case: Case) -> None:
+    mixer, x = case.make(), tokens(1, 5, DIM)
+    whole = lambda given: mixer(given[None])[0]
+    plain = torch.autograd.functional.jacobian(whole, x[0])
+    close(torch.autograd.functional.jacobian(whole, x[0], vectorize=True), plain)
+    along = tokens(5, DIM, seed=3)
+    close(torch.func.jvp(whole, (x[0],), (along,))[1], torch.einsum("tdsc,sc->td", plain, along))
+
+
 @by_name([case for case in ALL if case.causal])
 def test_the_future_has_exactly_zero_gradient(case: Case) -> None:
     mixer = case.make()

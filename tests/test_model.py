@@ -278,6 +278,17 @@ def test_wrong_inputs_are_named() -> None:
     model = Model(config())
     with pytest.raises(ValueError, match="whole numbers"):
         model(torch.zeros(1, 4))
+    with pytest.raises(ValueError, match="whole numbers"):
+        model(torch.zeros(1, 4, dtype=torch.bool))
+    for wrong in (-1, model.config.vocab):
+        with pytest.raises(ValueError, match=f"token id {wrong} is not in the vocabulary of {model.config.vocab}"):
+            model(torch.tensor([[0, wrong]]))
+    decoder = Model(config("hsm", head="lm", causal=True))
+    with pytest.raises(ValueError, match=r"a state of 2 rows does not fit ids of shape \[3, 1\]"):
+        decoder.step(torch.zeros(3, 1, dtype=torch.long), decoder.init_state(2))
+    for module, given in ((model, torch.zeros(1, 4, dtype=torch.long)), (model.layers[0].mixer, torch.zeros(1, 4, model.config.dim))):
+        with pytest.raises(ValueError, match=r"segments should be a tokmix.Segments.*not a Tensor"):
+            module(given, torch.ones(1, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"segments of shape \[1, 5\]"):
         model(torch.zeros(1, 4, dtype=torch.long), Segments.from_lengths([5]))
     with pytest.raises(ValueError, match="step needs a causal model"):

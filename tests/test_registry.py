@@ -107,6 +107,13 @@ def test_a_taken_name_and_a_class_that_is_no_mixer_are_refused() -> None:
         ({"heads": 0}, "heads=0"),
         ({"window": 0}, "window=0"),
         ({"conv": 4}, "conv=4 works with causal=True only"),
+        ({"scale": float("nan")}, "scale=nan should be a finite number"),
+        ({"name": "hypermixing", "power": float("inf")}, "power=inf should be a finite number"),
+        ({"name": "hypermixing", "hidden": 0}, "hidden=0 is not a whole number of at least 1"),
+        ({"name": "hypermixing", "inner": -2}, "inner=-2"),
+        ({"name": "hsm", "variant": "fusion", "hidden": 0}, "hidden=0"),
+        ({"name": "hypermlp", "causal": True, "qk": 0}, "qk=0"),
+        ({"name": "hypermlp", "causal": True, "vo": -2}, "vo=-2"),
     ],
 )
 def test_bad_sizes_are_named(given: dict, words: str) -> None:

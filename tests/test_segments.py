@@ -33,6 +33,9 @@ def test_from_lengths() -> None:
     assert Segments.from_lengths(torch.tensor([1]), 3).ids.tolist() == [[1, 0, 0]]
     assert Segments.from_lengths([[1, 2], [3]], 4).ids.tolist() == [[1, 2, 2, 0], [1, 1, 1, 0]]
     assert Segments.from_lengths([]).mask.shape == (0, 0)
+    packed = [[3, 2], [1, 4]]
+    for lengths in (packed, torch.tensor(packed), torch.tensor(packed).numpy(), [torch.tensor(row) for row in packed]):
+        assert Segments.from_lengths(lengths).lengths == (3, 2, 1, 4)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,9 @@ def test_from_lengths() -> None:
         (lambda: Segments(torch.zeros(2, 3)), "whole numbers"),
         (lambda: Segments.from_lengths([3, -1]), "negative"),
         (lambda: Segments.from_lengths([3, 2.5]), "no whole number"),
+        (lambda: Segments.from_lengths([3, float("inf")]), "no whole number"),
+        (lambda: Segments.from_lengths(["a"]), "no whole number"),
+        (lambda: Segments.from_lengths(5), "lengths=5 should be a list"),
         (lambda: Segments.from_lengths([3, 5], 4), "T=4"),
         (lambda: Segments.from_mask(torch.zeros(2, 3)), "bool"),
     ],

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,10 +31,17 @@ def test_other_spellings_become_canonical() -> None:
     assert parse("(a)*2, (b, (c)*2)*1") == [Spec("a"), Spec("a"), Spec("b"), Spec("c"), Spec("c")]
 
 
+def test_very_many_layers_are_written_at_once() -> None:
+    for text in ("hsm*10000", "(hsm*300, attention(heads=8), hsm)*3", "hsm*5000, attention, hsm*2, attention", "((a, b*2)*20, c)*9"):
+        assert unparse(parse(text)) == text
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", "empty"),
+        (["hsm"], r"stack \['hsm'\] should be text"),
+        ("attention(heads=2, heads=4)", "heads is given twice"),
         ("hsm*", "cannot be read"),
         ("hsm*0", "'0' is not a number of repetitions"),
         ("hsm*x", "'x' is not a number"),
@@ -46,7 +55,7 @@ def test_other_spellings_become_canonical() -> None:
         ("hsm*100000", "more than 10000"),
     ],
 )
-def test_bad_text_is_named(text: str, words: str) -> None:
+def test_bad_text_is_named(text: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse(text)
 

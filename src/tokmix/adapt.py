@@ -26,11 +26,17 @@ class _LastSegments:
         self.segments: Segments | None = None
 
     def of(self, mask: Tensor) -> Segments:
+        if mask.is_inference():  # it does not say when it is changed
+            return Segments.from_mask(~_blocked(mask, "key_padding_mask"))
         known = self.mask() if self.mask is not None else None
         if known is not mask or self.version != mask._version or self.segments is None:
             self.segments = Segments.from_mask(~_blocked(mask, "key_padding_mask"))
             self.mask, self.version = weakref.ref(mask), mask._version
         return self.segments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles start afresh: the mask is somebody else's."""
+        return _LastSegments, ()
 
 
 def _blocked(mask: Tensor, what: str) -> Tensor:
@@ -55,11 +61,6 @@ class MixerAttention(nn.Module):
         self.mixer, self.batch_first = mixer, batch_first
         self.embed_dim, self.num_heads = mixer.dim, num_heads
         self._last = last if last is not None else _LastSegments()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> MixerAttention:
-        import copy
-
-        return MixerAttention(copy.deepcopy(self.mixer, memo), self.batch_first, self.num_heads).train(self.training)
 
     def forward(
         self,
@@ -142,9 +143,10 @@ def swap_attention(module: nn.Module, mixer: str, *, causal: bool, max_len: int)
     ]
     if not found:
         raise ValueError(f"{type(module).__name__} holds no nn.MultiheadAttention to swap")
-    made = [make(child, layer) for layer, (_, _, child) in enumerate(found)]  # all before any is put in place
-    for (parent, name, _), attention in zip(found, made, strict=True):
-        setattr(parent, name, attention)
+    shared = dict.fromkeys(child for _, _, child in found)  # one that stands in several places stays one
+    made = {child: make(child, layer) for layer, child in enumerate(shared)}  # all before any is put in place
+    for parent, name, child in found:
+        setattr(parent, name, made[child])
     for part in module.modules():
         if isinstance(part, nn.TransformerEncoder):  # or it would turn padded batches into nested tensors in eval
             part.enable_nested_tensor = part.use_nested_tensor = False

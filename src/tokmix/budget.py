@@ -24,7 +24,8 @@ def match_parameters(config: ModelConfig, target: int | ModelConfig) -> ModelCon
     config's count). Without a feed-forward the mixers' hidden size is set instead, where they have one."""
     goal = parameter_count(target) if isinstance(target, ModelConfig) else target
     if isinstance(goal, bool) or not isinstance(goal, int) or goal < 1:
-        raise ValueError(f"target={goal!r} is neither a number of parameters nor a ModelConfig")
+        shown = f"={goal!r}" if isinstance(goal, (int, float, str)) else f" of type {type(goal).__name__}"
+        raise ValueError(f"target{shown} is neither a number of parameters nor a ModelConfig")
     unit = 1 if config.feed_forward else _hidden_unit(config)
     base, slope = _line(config, unit)
     size = max(1, round((goal - base) / slope)) if slope else 1

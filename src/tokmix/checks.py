@@ -32,6 +32,7 @@ def within(what: str, given: float, low: float, high: float) -> None:
 
 def divides(what: str, part: int, whole_name: str, whole: int) -> None:
     at_least(what, part, 1)
+    at_least(whole_name, whole, 1)
     if whole % part:
         fits = [n for n in range(1, whole + 1) if whole % n == 0]
         close = min(fits, key=lambda n: abs(n - part))

@@ -36,7 +36,7 @@ class Features(nn.Module):
 
     def forward(self, ids: Tensor, segments: Segments | None) -> Tensor:
         """ids [B, T] -> what to add to their embeddings [B, T, D], zero at padding"""
-        if segments is None:
+        if segments is None or ids.numel() == 0:
             return self._of_rows(ids, None)
         return segments.join([self._of_rows(part, rows) for part, rows in segments.split(ids)])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import re
 import typing
 from abc import ABC, abstractmethod
@@ -224,6 +225,8 @@ def check_options(name: str, given: dict[str, Any]) -> None:
             names = ", ".join(known) or "none"
             raise ValueError(f"mixer {name!r} has no option {key!r}; its options: {names}{checks.nearest(key, known)}")
         checks.typed(f"option {key} of mixer {name!r}: {key}", value, hints.get(key, Any))
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"option {key} of mixer {name!r}: {key}={value} should be a finite number")
 
 
 def create(name: str, dim: int, *, causal: bool, max_len: int, layer: int = 0, **own: Any) -> Mixer:

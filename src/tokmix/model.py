@@ -21,7 +21,7 @@ from tokmix.block import LAYOUTS, NORMS, FeedForward, Layer, make_norm
 from tokmix.features import LONGEST, Features
 from tokmix.mixer import NORM, Cost, State, check_options, create
 from tokmix.positions import PositionCode, count, within
-from tokmix.segments import Rows, Segments
+from tokmix.segments import Rows, Segments, check_segments
 
 HEADS = ("classify", "regress", "lm", "mlm", "none")
 POOLINGS = ("mean", "max", "first")
@@ -164,8 +164,10 @@ class Model(nn.Module):
         return self._finish(self.norm(x), segments)
 
     def _checked(self, ids: Tensor, segments: Segments | None) -> Segments | None:
-        if ids.dim() != 2 or ids.dtype.is_floating_point:
+        if ids.dim() != 2 or ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
             raise ValueError(f"ids should be whole numbers of shape [B, T], not {ids.dtype} of shape {list(ids.shape)}")
+        if segments is not None:
+            check_segments(segments)
         if segments is not None and segments.mask.shape != ids.shape:
             raise ValueError(f"segments of shape {list(segments.mask.shape)} do not fit ids of shape {list(ids.shape)}")
         longest = ids.shape[1] if segments is None else segments.longest
@@ -181,12 +183,25 @@ class Model(nn.Module):
         return min(own + limits, default=None)
 
     def _embed(self, ids: Tensor, segments: Segments | None, positions: Tensor) -> Tensor:
+        ids = ids.long()  # numbers of fewer bits would give n-grams other hashes
         if segments is not None:  # whatever stands at padding need not be a known id
             ids = torch.where(segments.mask, ids, 0)
-        x = self.embedding(ids) * self.embedding_scale
+        x = self._look_up(ids) * self.embedding_scale
         if self.features is not None:
             x = x + self.features(ids, segments)
         return x + self.position_code(positions, x.dtype)
+
+    def _look_up(self, ids: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self.embedding(ids)
+        try:
+            return self.embedding(ids)
+        except IndexError:  # on a CPU; a GPU is not asked, which would stall it
+            known = self.embedding.num_embeddings
+            wrong = ids[(ids < 0) | (ids >= known)]
+            if not len(wrong):
+                raise
+            raise ValueError(f"token id {int(wrong[0])} is not in the vocabulary of {known}") from None
 
     def _finish(self, x: Tensor, segments: Segments | None) -> Tensor:
         head = self.config.head
@@ -228,6 +243,8 @@ class Model(nn.Module):
             )
         segments = self._checked(ids, segments)
         position = state["position"]
+        if position.shape[0] != ids.shape[0]:
+            raise ValueError(f"a state of {position.shape[0]} rows does not fit ids of shape {list(ids.shape)}")
         steps = count(ids.shape[1], None, ids.device) if segments is None else segments.positions
         new = ids.shape[1] if segments is None else segments.mask.sum(1)
         x = self._embed(ids, segments, self._within(position[:, None] + steps, segments))

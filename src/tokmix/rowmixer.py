@@ -11,7 +11,7 @@ from abc import abstractmethod
 from torch import Tensor
 
 from tokmix.mixer import Mixer, State
-from tokmix.segments import Rows, Segments
+from tokmix.segments import Rows, Segments, check_segments
 
 
 class RowMixer(Mixer):
@@ -99,6 +99,7 @@ class RowMixer(Mixer):
         if "step" not in self.modes or not self.causal:
             raise self.lacks("step")
         segments = self._checked(x, segments)
+        self._check_state(x, state)
         if segments is not None and segments.packed:
             raise ValueError(f"step of mixer {self.kind!r} was given packed segments; it continues one sequence a row")
         if x.numel() == 0 or (segments is not None and segments.longest == 0):
@@ -116,6 +117,7 @@ class RowMixer(Mixer):
             )
         if segments is None:
             return None
+        check_segments(segments)
         if segments.mask.shape != x.shape[:2]:
             raise ValueError(f"segments of shape {list(segments.mask.shape)} do not fit a tensor of shape {list(x.shape)}")
         if segments.packed and "packed" not in self.modes:
@@ -123,6 +125,12 @@ class RowMixer(Mixer):
         if not segments.packed and "padded" not in self.modes:
             raise self.lacks("padded")
         return segments.to(x.device)
+
+    def _check_state(self, x: Tensor, state: State) -> None:
+        """By the tensors of a plain dict alone: this runs for every token."""
+        for leaf in state.values() if isinstance(state, dict) else ():
+            if isinstance(leaf, Tensor) and leaf.shape[0] != x.shape[0]:
+                raise ValueError(f"a state of {leaf.shape[0]} rows does not fit a tensor of shape {list(x.shape)}")
 
     def _check_length(self, length: int) -> None:
         if self.limit is not None and length > self.limit:

@@ -55,9 +55,13 @@ def generate(
         rows = [[index(token) for token in prompt] for prompt in prompts]
     except TypeError:
         raise ValueError(f"prompts={prompts!r} should be lists of whole numbers, such as [[5, 8, 2], [7]]") from None
-    _check(model, rows, max_new, min_new, temperature, top_k, top_p, stop)
+    try:
+        stops = tuple(index(token) for token in stop)
+    except TypeError:
+        raise ValueError(f"stop={stop!r} should be a list of whole numbers, such as [2]") from None
+    _check(model, rows, max_new, min_new, temperature, top_k, top_p, stops)
     seed = _seed(seed)
-    tokens = _tokens(model, rows, max_new, min_new, temperature, top_k, top_p, tuple(stop), seed)
+    tokens = _tokens(model, rows, max_new, min_new, temperature, top_k, top_p, stops, seed)
     if stream:
         return tokens
     new: list[list[int]] = [[] for _ in rows]

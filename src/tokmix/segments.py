@@ -14,7 +14,7 @@ Everything is computed once, at construction, on the host: asking a GPU for a le
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -114,6 +114,18 @@ class _Host(NamedTuple):
         return _Group(None if unmoved else index, Rows(mask, picked))
 
 
+def check_segments(given: object) -> None:
+    if not isinstance(given, Segments):
+        raise ValueError(f"segments should be a tokmix.Segments, such as Segments.from_mask(mask), not a {type(given).__name__}")
+
+
+def _plain(lengths: Any) -> Any:
+    """Tensors and arrays, also inside of lists, as lists and numbers."""
+    if hasattr(lengths, "tolist"):
+        return lengths.tolist()
+    return [_plain(n) for n in lengths] if isinstance(lengths, Iterable) and not isinstance(lengths, str) else lengths
+
+
 class Segments:
     """ids [B, T]: 0 is padding, a run of one non-zero id is one sequence. Never changed after it is made.
 
@@ -146,9 +158,11 @@ class Segments:
         device: torch.device | str | None = None,
     ) -> Segments:
         """One sequence a row of the given lengths; a list of lists packs several into a row."""
-        given: list[Any] = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
-        rows = [list(n) if isinstance(n, (list, tuple)) else [n] for n in given]
-        if any(n < 0 or n != int(n) for row in rows for n in row):
+        given = _plain(lengths)
+        if not isinstance(given, list):
+            raise ValueError(f"lengths={given!r} should be a list, such as [7, 12], or [[3, 4], [12]] to pack several into a row")
+        rows = [n if isinstance(n, list) else [n] for n in given]
+        if not all(isinstance(n, (int, float)) and 0 <= n < float("inf") and n == int(n) for row in rows for n in row):
             raise ValueError(f"lengths={given} holds one that is negative or no whole number")
         rows = [[int(n) for n in row] for row in rows]
         needed = max((sum(row) for row in rows), default=0)

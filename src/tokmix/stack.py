@@ -7,10 +7,12 @@ shortest text, and `parse` of that gives the same list back. Python's own parser
 from __future__ import annotations
 
 import ast
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
 MOST_LAYERS = 10_000
+SEARCHED = 100  # layers whose shortest text is looked for among all, which takes time by the cube of their number
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,9 @@ class Spec:
 
 
 def parse(text: str) -> list[Spec]:
-    if not isinstance(text, str) or not text.strip():
+    if not isinstance(text, str):
+        raise ValueError(f"stack {text!r} should be text, such as 'hsm*3, attention(heads=8)'")
+    if not text.strip():
         raise ValueError(f"stack {text!r} is empty; a stack looks like 'hsm*3, attention(heads=8)'")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
@@ -65,6 +69,8 @@ def _options(call: ast.Call, text: str) -> dict[str, Any]:
     for keyword in call.keywords:
         if keyword.arg is None:
             raise ValueError(f"stack {text!r}: '**' cannot be used in options")
+        if keyword.arg in given:
+            raise ValueError(f"stack {text!r}: {keyword.arg} is given twice to one mixer")
         try:
             given[keyword.arg] = ast.literal_eval(keyword.value)
         except ValueError:
@@ -75,8 +81,23 @@ def _options(call: ast.Call, text: str) -> dict[str, Any]:
 
 
 def unparse(specs: list[Spec]) -> str:
-    """The shortest text that parses to these specs."""
-    words = [str(spec) for spec in specs]
+    """The shortest text that parses to these specs; of very many, a short one."""
+    return _written([str(spec) for spec in specs])
+
+
+def _written(words: list[str]) -> str:
+    return _shortest(words) if len(words) <= SEARCHED else _short(words)
+
+
+def _short(words: list[str]) -> str:
+    """What all of it repeats, if anything; else run by run."""
+    for period in _periods(words):
+        return _times(_written(words[:period]), period, len(words) // period)
+    runs = [(word, len(list(run))) for word, run in itertools.groupby(words)]
+    return ", ".join(_times(word, 1, times) if times > 1 else word for word, times in runs)
+
+
+def _shortest(words: list[str]) -> str:
     n = len(words)
     best: dict[tuple[int, int], str] = {(i, i + 1): words[i] for i in range(n)}
     for length in range(2, n + 1):

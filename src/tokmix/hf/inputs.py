@@ -58,6 +58,15 @@ def step_segments(ids: Tensor, attention_mask: Tensor | None, position_ids: Tens
     return _from_mask(mask, ids.device)
 
 
+def check_ends(attention_mask: Tensor | None) -> None:
+    """Of prompts to go on from: each ends in the last column."""
+    if attention_mask is None or attention_mask.dim() != 2 or attention_mask.shape[1] == 0:
+        return
+    padded = (attention_mask[:, -1] == 0).nonzero().flatten().tolist()
+    if padded:
+        raise ValueError(f"prompt {padded[0]} ends in padding, which generate() would go on from: pad on the left (padding_side='left')")
+
+
 def _fits(name: str, given: Tensor, ids: Tensor) -> None:
     if given.shape != ids.shape:
         raise ValueError(f"{name} of shape {list(given.shape)} does not fit input_ids of shape {list(ids.shape)}")

@@ -68,6 +68,11 @@ class TokmixForCausalLM(TokmixPreTrainedModel, GenerationMixin):
             cost = loss.cross_entropy(logits, loss.next_tokens(labels, read), num_items_in_batch)
         return CausalLMOutputWithPast(loss=cost, logits=logits, past_key_values=past)
 
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As the parent's, which goes on from the last column: a prompt has to end there."""
+        inputs.check_ends(kwargs.get("attention_mask"))
+        return super().generate(*args, **kwargs)  # type: ignore[misc]
+
 
 class TokmixForMaskedLM(TokmixPreTrainedModel):
     """Logits of each token [B, T, vocab]; labels [B, T] are the hidden tokens, -100 elsewhere."""

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tokmix import positions
@@ -17,8 +18,12 @@ from tokmix.segments import Rows
 
 
 def _sound(q: Tensor, allowed: Tensor | None) -> AbstractContextManager[None]:
-    """Not cuDNN where a mask meets gradients: with 64 keys, or 64 beyond a multiple of 128, its backward pass gives NaN as soon as
+    """Plain products under forward-mode differentiation, which no other kernel of torch follows.
+
+    Not cuDNN where a mask meets gradients: with 64 keys, or 64 beyond a multiple of 128, its backward pass gives NaN as soon as
     all scores of a row are below -89 (torch 2.11 to 2.13 on Hopper, github.com/pytorch/pytorch/issues/196678)."""
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        return sdpa_kernel(SDPBackend.MATH)
     if allowed is None or not q.is_cuda or not torch.is_grad_enabled():  # inference keeps the fastest
         return nullcontext()
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
@@ -54,8 +59,11 @@ class Attention(KeyValueMixer):
         self.scale = scale
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool) -> Tensor:
+        scale = self.scale
+        if scale is not None and scale <= 0:  # torch's kernels multiply what is out of sight, -inf, by the scale
+            q, scale = q * scale, 1.0
         with _sound(q, allowed):
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal, scale=self.scale)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal, scale=scale)
 
     def cross(self, x: Tensor, rows: Rows | None, keys: Tensor, values: Tensor, key_rows: Rows | None) -> Tensor:
         at, key_at = (positions.count(t.shape[1], None, t.device) for t in (x, keys))

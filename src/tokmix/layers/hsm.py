@@ -87,7 +87,7 @@ class HSM(RowMixer):
         self.shift_table: Tensor | None
         table = torch.tensor(self.shifts, dtype=torch.int32) if len(set(self.shifts)) > 1 else None
         self.register_buffer("shift_table", table, persistent=False)  # for kernels
-        self._make(dim // heads, hidden or dim)
+        self._make(dim // heads, dim if hidden is None else hidden)
 
     def _make(self, e: int, hidden: int) -> None:
         H, n = self.heads, self.sources
@@ -190,6 +190,7 @@ class HSM(RowMixer):
         if not same or not (given_away or shift_mix.has_step_kernel(x, rings[0])):
             return None
         segments = self._checked(x, segments)
+        self._check_state(x, state)
         if not given_away:
             rings, position = [ring.clone() for ring in rings], position.clone()
         new = None if segments is None else segments.mask[:, 0]

@@ -214,7 +214,10 @@ class HyperMixing(RowMixer):
             before = torch.cat([state["last"].to(x.dtype), x], dim=1)[:, : x.shape[1]]
             after["last"] = memory.recent(state["last"], x, rows)
             tokens = x + self.blend * (before - x)
-        coded = tokens + self.code(positions.count(x.shape[1], state["position"], x.device), x.dtype)
+        at = positions.count(x.shape[1], state["position"], x.device)
+        if self.limit is not None:  # padding may stand behind the last position that the code knows
+            at = at.clamp(max=self.limit - 1)
+        coded = tokens + self.code(at, x.dtype)
         net_in = self.net_in.weights()
         coded_heads = hyper_mix.split_heads(coded, self.heads)
         w_in = hyper_mix.generate(coded_heads, net_in)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Stretch = tuple[int, int]  # of rows: the first one, and their number
+
 
 def weighted(x: Tensor, distances: Sequence[int], weights: Sequence[Tensor]) -> Tensor:
     """Σ_j w_j ⊙ x_{t - d_j}, zero where a token has no partner: x [B, L, ...], the first distance 0, later partners negative; a weight has
@@ -17,11 +19,16 @@ def weighted(x: Tensor, distances: Sequence[int], weights: Sequence[Tensor]) -> 
     return _Weighted.apply(x, tuple(distances), *weights)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _pairs(distances: Sequence[int], L: int) -> list[tuple[slice, slice]]:
+def _pairs(distances: Sequence[int], L: int) -> list[tuple[Stretch, Stretch]]:
     """For each distance the rows that have a partner, and where those stand."""
-    late = {far: slice(min(abs(far), L), L) for far in distances}
-    early = {far: slice(0, L - min(abs(far), L)) for far in distances}
+    late = {far: (min(abs(far), L), L - min(abs(far), L)) for far in distances}
+    early = {far: (0, L - min(abs(far), L)) for far in distances}
     return [(late[far], early[far]) if far >= 0 else (early[far], late[far]) for far in distances]
+
+
+def _cut(x: Tensor, stretch: Stretch) -> Tensor:
+    """A view of x [B, L, ...]; not by a slice, which where it takes all is a view that autograd cannot batch."""
+    return x.narrow(1, *stretch)
 
 
 class _Weighted(torch.autograd.Function):
@@ -31,7 +38,7 @@ class _Weighted(torch.autograd.Function):
         ctx.distances = distances
         y = x * weights[0]
         for weight, (rows, others) in zip(weights[1:], _pairs(distances, x.shape[1])[1:], strict=True):
-            y[:, rows].addcmul_(x[:, others], weight)
+            _cut(y, rows).addcmul_(_cut(x, others), weight)
         return y
 
     @staticmethod
@@ -42,6 +49,6 @@ class _Weighted(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = dy * weights[0]
             for weight, (rows, others) in zip(weights[1:], pairs[1:], strict=True):
-                dx[:, others].addcmul_(dy[:, rows], weight)
-        grads = [(dy[:, rows] * x[:, others]).sum((0, 1)) for rows, others in pairs]
+                _cut(dx, others).addcmul_(_cut(dy, rows), weight)
+        grads = [(_cut(dy, rows) * _cut(x, others)).sum((0, 1)) for rows, others in pairs]
         return dx, None, *(grad.sum_to_size(weight.shape) for grad, weight in zip(grads, weights, strict=True))

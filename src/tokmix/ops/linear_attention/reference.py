@@ -26,6 +26,7 @@ def features(x: Tensor) -> Tensor:
 
 def bidirectional(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q, k after the feature map (k zero at padding), all [B, H, L, e]."""
+    k = k * k.shape[2] ** -0.5  # divides out; without it the sums of a thousand tokens are too large for float16
     outer, total = k.transpose(-1, -2) @ v, k.sum(2)
     return (q @ outer) / _denominator((q * total[:, :, None]).sum(-1, keepdim=True))
 
