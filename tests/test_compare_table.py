@@ -18,7 +18,7 @@ import numpy as np
 
 from tests.comparison import BASE, GIVEN, STACKS, Here, prepared
 from tests.lab import SMALL, settings, write_scores, write_table, write_text
-from tokmix.compare import outcomes, plan, pool, run, summary, worker
+from tokmix.compare import draw, outcomes, plan, pool, run, summary, worker
 from tokmix.data.prepare import prepare
 from tokmix.data.tokens import TokenFiles
 from tokmix.lab import baseline, statistics
@@ -74,6 +74,21 @@ def test_the_table_follows_from_the_runs(whole):
     for name in ("compare.json", "table.txt", "cost.png", "curves.png"):
         assert (out / name).stat().st_size > 0
     assert {"command", "tokmix", "machine", "versions"} <= found.keys()
+
+
+@pytest.mark.parametrize("farthest", [1.0005, 1.1, 4.0, 30.0, 1e5])
+def test_numbers_along_the_axis_of_costs_stand_apart_and_differ(farthest: float) -> None:
+    page = draw.figure(11, 4.5)
+    axes = page.add_subplot(1, 2, 1)
+    axes.scatter([7.37e8, 7.37e8 * farthest], [0.1, 0.2])
+    draw._log_ticks(axes)
+    page.tight_layout()
+    page.canvas.draw()
+    low, high = axes.get_xlim()
+    named = [label for label in axes.get_xticklabels(which="both") if low <= label.get_position()[0] <= high and label.get_text()]
+    boxes = sorted((label.get_window_extent().x0, label.get_window_extent().x1) for label in named)
+    assert len({label.get_text() for label in named}) == len(named) >= 2
+    assert all(left[1] < right[0] for left, right in itertools.pairwise(boxes))
 
 
 def test_scores_and_costs_are_those_of_the_runs(whole):

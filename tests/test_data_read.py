@@ -101,6 +101,30 @@ def test_class_names_and_missing_labels_of_a_parquet_data_set(tmp_path):
     assert plan.left_out.counts == {"no label": 1}
 
 
+def test_parquet_in_gzip_is_one_line_that_says_what_to_do(tmp_path):
+    path = make(tmp_path, "parquet")
+    (tmp_path / "a.parquet.gz").write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(ValueError, match="a.parquet.gz is gzip, and parquet is read from its end: unpack it"):
+        prepare(tmp_path / "a.parquet.gz", tmp_path / "out")
+
+
+def test_a_word_among_scores_is_no_reason_to_make_each_score_a_class(tmp_path):
+    rows = "".join(f"word {i},{'NA' if i == 7 else i / 4}\n" for i in range(40))
+    path = write(tmp_path / "a.csv", "text,score\n" + rows)
+    with pytest.raises(ValueError, match="a.csv, line 9: score is 'NA' where others are numbers such as 0.25: give a number"):
+        prepare(path, tmp_path / "out")
+    assert prepare(path, tmp_path / "out", task="classify").labels.count("NA") == 1
+    versions = write(tmp_path / "v.csv", "text,label\n" + "".join(f"word {i},{['1.0', '1.5', 'beta'][i % 3]}\n" for i in range(40)))
+    assert prepare(versions, tmp_path / "v").task == "classify"
+
+
+@pytest.mark.parametrize(("task", "rows"), [("regress", "text,score\na,0.5\nb,1.25\nc,2\n"), ("lm", "text\na\nb\nc\n")])
+def test_classes_of_a_task_without_them_are_refused(tmp_path, task, rows):
+    with pytest.raises(ValueError, match=f"labels=x,y names classes, and this is {task}: leave it out"):
+        prepare(write(tmp_path / "a.csv", rows), tmp_path / "out", labels=("x", "y"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_class_beyond_the_names_of_a_data_set_is_one_line(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     noted = {"info": {"features": {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}}}

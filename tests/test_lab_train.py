@@ -169,6 +169,26 @@ def test_minutes_bound_the_run(tmp_path):
     assert record["cost"]["steps"] < 100_000 and record["selection"]["history"][-1]["step"] == record["cost"]["steps"]
 
 
+@pytest.mark.parametrize("scale", [1e-4, 1e4, 1e12])
+def test_scores_of_any_size_are_learned_alike(tmp_path, scale):
+    header, *rows = write_scores(tmp_path / "near.tsv", 300).read_text().splitlines()
+    far = [f"{text}\t{float(score) * scale + scale}" for text, score in (row.rsplit("\t", 1) for row in rows)]
+    (tmp_path / "far.tsv").write_text("\n".join([header, *far]) + "\n")
+    given = settings(train__steps=60, train__lr=1e-2)
+    near = run(tmp_path / "near.tsv", tmp_path / "near", given, quiet=True)["figures"]
+    record = run(tmp_path / "far.tsv", tmp_path / "far", given, quiet=True)
+    share = record["figures"]["rmse"] / record["deviation"]
+    assert record["figures"]["pearson"] > 0.8 * near["pearson"] > 0.4 and share < 0.9
+    found = evaluate.run(tmp_path / "far", tmp_path / "far" / "data")
+    assert found["rmse"] == pytest.approx(record["figures"]["rmse"], rel=1e-4), "the folder tells what was trained"
+
+
+def test_minutes_to_spare_add_no_step(tmp_path):
+    """Also where the last step is one at which the schedule is fitted to the clock."""
+    record = run(write_table(tmp_path / "t.csv"), tmp_path / "run", settings(train__steps=20, train__minutes=10.0), quiet=True)
+    assert record["cost"]["steps"] == 20 == record["selection"]["history"][-1]["step"]
+
+
 def test_an_existing_folder_is_refused(trained, tmp_path):
     with pytest.raises(ValueError, match="exists already"):
         run(trained / "films.csv", trained / "run", settings(), quiet=True)

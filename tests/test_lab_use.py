@@ -38,6 +38,14 @@ def test_evaluating_a_table_uses_every_row(trained, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == found
 
 
+def test_evaluation_says_what_is_left_out(trained, tmp_path, capsys):
+    (tmp_path / "gaps.csv").write_text("text,label\nfine day,good\n,bad\n  ,good\ndull day,bad\n")
+    found = evaluate.run(trained / "run", tmp_path / "gaps.csv", as_json=True)
+    out, err = capsys.readouterr()
+    assert found["rows"] == 2 and json.loads(out) == found
+    assert err == "warning: left out: 2 rows with no text\n" and found["warnings"] == ["left out: 2 rows with no text"]
+
+
 def test_evaluation_refuses_labels_it_does_not_know(trained, tmp_path):
     (tmp_path / "odd.csv").write_text("text,label\nfine day,goood\ndull day,bad\n")
     with pytest.raises(ValueError, match="label 'goood' does not occur in training.*did you mean 'good'"):
@@ -152,6 +160,32 @@ def test_predict_reads_texts_files_and_standard_input(trained, tmp_path, capsys,
     (tmp_path / "T.CSV.GZ").write_bytes(gzip.compress(f'label,text\ngood,{texts[0]}\nbad,"{texts[1]}"\n'.encode()))
     predict.run(model, [str(tmp_path / "T.CSV.GZ")])
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == answers
+
+
+def test_predict_counts_blank_lines_and_answers_for_empty_rows(trained, tmp_path, capsys):
+    (tmp_path / "lines.txt").write_text("lovely film\n\n \ncold road\n")
+    predict.run(trained / "run", [str(tmp_path / "lines.txt")])
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["text"] for line in out.splitlines()] == ["lovely film", "cold road"]
+    assert err == "blank lines left out: 2\n"
+    (tmp_path / "rows.csv").write_text("text,label\nlovely film,good\n,bad\n")
+    predict.run(trained / "run", [str(tmp_path / "rows.csv")])
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["text"] for line in out.splitlines()] == ["lovely film", ""] and err == ""
+
+
+def test_predict_reads_the_format_and_header_of_training(tmp_path, capsys):
+    header, *rows = write_table(tmp_path / "named.csv", 60).read_text().splitlines()
+    (tmp_path / "rows.data").write_text("\n".join(rows) + "\n")
+    run(tmp_path / "rows.data", tmp_path / "run", settings(train__steps=2, prepare__format="csv", prepare__header=header), quiet=True)
+    predict.run(tmp_path / "run", [str(tmp_path / "named.csv")])
+    answers = capsys.readouterr().out.splitlines()
+    assert len(answers) == len(rows)
+    predict.run(tmp_path / "run", [str(tmp_path / "rows.data")])
+    assert capsys.readouterr().out.splitlines() == answers
+    (tmp_path / "lines.txt").write_text("a, b\n")
+    predict.run(tmp_path / "run", [str(tmp_path / "lines.txt")])
+    assert json.loads(capsys.readouterr().out)["text"] == "a, b"
 
 
 def test_standard_input_has_the_encoding_that_is_named(trained, capsys, monkeypatch):

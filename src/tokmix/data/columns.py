@@ -17,6 +17,7 @@ TEXTS = ("text", "sentence", "content", "review", "body", "comment", "document",
          "question", "article", "description", "abstract", "title")  # fmt: skip
 LABELS = ("label", "labels", "class", "category", "target", "intent", "sentiment", "topic", "tag", "gold_label", "coarse_label", "y")
 SCORES = ("score", "similarity", "similarity_score", "relatedness_score", "rating", "stars", "value")
+STRAY = 10  # as many numbers to a word, and fractions among them, are scores with a hole, not classes
 LARGEST = 1e30  # of a score, which is kept as a float32
 IGNORED = ("", "id", "idx", "index", "guid", "uid", "uuid", "pairid", "row", "split", "url", "unnamed: 0")
 
@@ -143,6 +144,7 @@ class Targets:
         self.not_number: tuple[str, str] | None = None  # the first value that is no number, and where
         self.not_finite: tuple[str, str] | None = None
         self.low, self.high = float("inf"), float("-inf")
+        self.numbers = self.words = 0  # distinct values that are a number, and that are none
 
     def see(self, value: str, split: str, where: str) -> None:
         if not self.many:
@@ -157,13 +159,13 @@ class Targets:
         self._see_number(value, where)
 
     def _see_number(self, value: str, where: str) -> None:
-        if self.not_number:
-            return
         try:
             number = float(value)
         except ValueError:
-            self.not_number = (value, where)
+            self.not_number = self.not_number or (value, where)
+            self.words += 1
             return
+        self.numbers += 1
         if number - number != 0:  # nan or infinite
             self.not_finite = self.not_finite or (value, where)
             return
@@ -172,9 +174,18 @@ class Targets:
 
     def task(self, column: str) -> str:
         numbers = not self.not_number
+        if self.not_number and self.fraction and self.words * STRAY <= self.numbers:
+            value, where = self.not_number
+            raise ValueError(
+                f"{where}: {column} is {value!r} where others are numbers such as {self._fraction()}: "
+                "give a number or leave the row out; task=classify makes each value a class"
+            )
         if numbers and (self.fraction or self.many or column.lower() in SCORES):
             return "regress"
         return "classify"
+
+    def _fraction(self) -> str:
+        return next(value for value in self.first if _is_number(value) and not float(value).is_integer())
 
     def check(self, task: str, column: str) -> None:
         """One line where the column does not fit the task."""

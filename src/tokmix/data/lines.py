@@ -14,11 +14,15 @@ CHUNK = 2**20  # bytes read at once
 LONGEST_LINE = 2**26  # a row of a table larger than this is a mistake (an unclosed quote, a file that is no table)
 
 
-def open_bytes(path: Path) -> BinaryIO:
-    """The file's bytes, unpacked where it is gzip (told by its first bytes: the name may lie)."""
+def is_packed(path: Path) -> bool:
+    """Whether it is gzip, told by its first bytes: the name may lie."""
     with open(path, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    return cast(BinaryIO, gzip.open(path, "rb")) if packed else open(path, "rb")
+        return file.read(2) == b"\x1f\x8b"
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """The file's bytes, unpacked where it is gzip."""
+    return cast(BinaryIO, gzip.open(path, "rb")) if is_packed(path) else open(path, "rb")
 
 
 @contextmanager

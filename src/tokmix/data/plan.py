@@ -110,6 +110,10 @@ class Plan:
             self._look_at_documents(advance)
         else:
             self._look_at_rows(advance)
+        if self.asked.labels and self.task != "classify":
+            raise ValueError(
+                f"labels={','.join(self.asked.labels)} names classes, and this is {self.task}: leave it out, or say task=classify"
+            )
         if self.by_hash:
             self._set_shares()
 

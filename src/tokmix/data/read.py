@@ -16,7 +16,7 @@ from typing import Any
 
 from tokmix.checks import nearest, one_of
 from tokmix.data.extra import need
-from tokmix.data.lines import LONGEST_LINE, chunks, lines
+from tokmix.data.lines import LONGEST_LINE, chunks, is_packed, lines
 from tokmix.data.split import split_of_path
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
@@ -125,6 +125,8 @@ class Parquet(File):
     unit = "row"
 
     def _open(self) -> Any:
+        if is_packed(self.path):
+            raise ValueError(f"{self.name} is gzip, and parquet is read from its end: unpack it (it is compressed inside already)")
         try:
             return need("pyarrow.parquet", f"reading {self.name}").ParquetFile(self.path)
         except (OSError, ValueError) as error:

@@ -27,6 +27,7 @@ from tokmix.lab.ahead import Ahead
 from tokmix.lab.checkpoint import Checkpoints
 from tokmix.lab.meter import Meter
 from tokmix.lab.schedule import learning_rate, on_signal, planned_steps
+from tokmix.lab.scores import Unit
 from tokmix.lab.spread import spread
 from tokmix.lab.task import Work
 from tokmix.lab.world import World
@@ -63,6 +64,7 @@ class Engine:
     def __init__(self, work: Work, world: World, checkpoints: Checkpoints, log: Callable[[dict[str, Any]], None] = lambda entry: None):
         self.work, self.world, self.checkpoints, self.log, self.train = work, world, checkpoints, log, work.train
         self.model = work.build(world.device)
+        self.unit = Unit(self.model.head, work.mean, work.unit) if work.task == "regress" and work.unit != 1 else None  # type: ignore[arg-type]
         self.spread = spread(work.train.shard, world)
         self.spread.place(self.model)
         self.batches, self.held = work.train_batches(world), work.held_batches(world)
@@ -174,6 +176,8 @@ class Engine:
             self.model.load_state_dict(self.best)
         else:
             self._swap()
+        if self.unit is not None:
+            self.unit.fold()
         return progress
 
     @torch.no_grad()
@@ -263,7 +267,7 @@ class Engine:
     def _fit_to_clock(self) -> None:
         """With --minutes: as many steps as fit, judged by the time the steps so far have taken."""
         progress = self.progress
-        if progress.step < 5 or progress.step % 10:
+        if progress.step < 5 or progress.step % 10 or progress.step >= progress.total:  # a run that has ended stays so
             return
         assert self.train.minutes is not None
         fits = int(progress.step * self.train.minutes * 60 / max(progress.seconds, 1e-9))

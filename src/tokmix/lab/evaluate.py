@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def figures(trained: modelfolder.Trained, data: str | Path, split: str | None = 
         world = World(device=trained.model.embedding.weight.device)
         deviation = trained.record.get("deviation") or 1.0  # older folders did not note it
         found = evaluate(trained.model, batches, trained.task, trained.labels, world, size, deviation)
-        return {"split": chosen.name, "truncated": chosen.facts.truncated, **found}
+        return {"split": chosen.name, "truncated": chosen.facts.truncated, "warnings": list(files.card.warnings), **found}
 
 
 def _masking(trained: modelfolder.Trained, card: Card) -> Masking:
@@ -55,6 +56,8 @@ def run(
     import_files(imports)
     trained = modelfolder.load(model, device)
     found = figures(trained, data, split, **{name: value for name, value in settings.items() if value is not None})
+    for warning in found["warnings"]:  # rows that were left out are in none of the figures
+        print(f"warning: {warning}", file=sys.stderr)
     print(json.dumps(found) if as_json else table(trained.task, found))
     return found
 

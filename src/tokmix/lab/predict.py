@@ -18,11 +18,12 @@ from tokmix.checks import check_text, one_of
 from tokmix.data.batches import lay_out
 from tokmix.data.extra import np
 from tokmix.data.lines import decoded, lines
-from tokmix.data.read import Text, format_of, open_source
+from tokmix.data.read import Text, format_of
 from tokmix.data.rows import text_of
 from tokmix.lab import modelfolder
 from tokmix.lab.imports import import_files
 from tokmix.lab.modelfolder import Trained
+from tokmix.lab.source import table_or_text
 from tokmix.segments import Segments
 
 TOKENS = 8192  # of a batch, padding included
@@ -153,7 +154,15 @@ def _there(kind: Callable[[Path], bool], text: str) -> bool:
 
 
 def _lines(trained: Trained, numbered: Iterable[tuple[int, str]]) -> Iterator[str | tuple[str, ...]]:
-    return (_parted(trained, line.rstrip("\r\n")) for _, line in numbered if line.strip())
+    """Blank ones are no texts; whoever lays answers beside lines has to know of them."""
+    blank = 0
+    for _, line in numbered:
+        if line.strip():
+            yield _parted(trained, line.rstrip("\r\n"))
+        else:
+            blank += 1
+    if blank:
+        print(f"blank lines left out: {blank:,}", file=sys.stderr)
 
 
 def _parted(trained: Trained, line: str) -> str | tuple[str, ...]:
@@ -161,7 +170,7 @@ def _parted(trained: Trained, line: str) -> str | tuple[str, ...]:
 
 
 def _file(trained: Trained, path: Path, encoding: str) -> Iterator[str | tuple[str, ...]]:
-    (part,) = open_source(path, format=format_of(path) or "txt", encoding=encoding)
+    part = table_or_text(trained, path, encoding)
     if isinstance(part, Text):
         yield from _lines(trained, lines(path, encoding))
         return

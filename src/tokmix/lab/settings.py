@@ -55,7 +55,7 @@ class TrainSettings:
     average: float | None = None  # of the running mean of the weights, what stays at each step; 0: no mean; None: by the kind of data
     clip: float = 1.0  # largest norm of the gradient; 0: any
     tokens: int = 4096  # of a batch, padding included
-    rows: int = 64  # most rows of a batch
+    rows: int = 64  # most rows of a batch; windows of a running text are counted by tokens alone
     packed: bool = False  # rows without padding, where every mixer of the stack offers it
     token_dropout: float | None = None  # share of the tokens hidden at each reading; None: by the kind of data
     label_smoothing: float = 0.0

@@ -43,6 +43,16 @@ def reading_of(trained: Trained, data: str | Path) -> dict[str, Any]:
     return known
 
 
+def table_or_text(trained: Trained, path: Path, encoding: str) -> Part:
+    """A file of texts alone, of the format and with the names of columns that its training data had where its own do not tell."""
+    known = {"text": columns_of(trained).get("text", ""), **reading_of(trained, path), "encoding": encoding}
+    known["format"] = known.get("format") or format_of(path) or "txt"
+    if known.get("header") and _has_header(path, known):
+        del known["header"]
+    (part,) = _parts(path, known)
+    return part
+
+
 @contextmanager
 def token_files(trained: Trained, data: str | Path, settings: dict[str, Any]) -> Iterator[TokenFiles]:
     """Prepared data as it is (it has to fit the model); other data is prepared in a folder that goes away."""

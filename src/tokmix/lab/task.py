@@ -24,6 +24,7 @@ from tokmix.data.tokens import TokenFiles, TokenSplit
 from tokmix.data.windows import WindowBatches
 from tokmix.lab import metrics
 from tokmix.lab.defaults import HELD_ROWS, HELD_TOKENS, Default, default_epochs, default_of, default_warm_up, is_pair
+from tokmix.lab.scores import unit_of
 from tokmix.lab.settings import ModelSettings, Settings, TrainSettings
 from tokmix.lab.world import World
 from tokmix.mixer import mixer_class
@@ -126,6 +127,7 @@ class Work:
             raise ValueError(f"train.mask hides tokens to be found, and {self.task} hides none: it needs train.task=mlm{other}")
         scores = self.card.splits["train"].scores
         self.mean, self.deviation = (scores["mean"], scores["deviation"] or 1.0) if self.task == "regress" else (0.0, 1.0)
+        self.unit = unit_of(self.deviation)
 
     def _divide(self, split: TokenSplit) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Row numbers (trained on, held out); (None, None) where too little is there to hold anything out."""
@@ -143,7 +145,7 @@ class Work:
             model = Model(self.config)
         with torch.no_grad():
             if self.task == "regress":
-                model.head.bias.fill_(self.mean)  # type: ignore[union-attr, operator]
+                model.head.bias.fill_(self.mean if self.unit == 1 else 0.0)  # type: ignore[union-attr, operator]
             if self.task in ("classify", "regress"):
                 scale = self.settings.model.embedding
                 model.embedding.weight.mul_(self.default.embedding if scale is None else scale)
