@@ -205,3 +205,14 @@ def test_predict_refuses_what_it_cannot_read(trained):
         predict.run(trained / "run", [])
     with pytest.raises(ValueError, match="unknown format 'xml'"):
         predict.run(trained / "run", ["a"], format="xml")
+
+
+def test_of_many_classes_the_commonest_mistakes_are_told():
+    labels = [f"class {n}" for n in range(30)]
+    counts = [[5 if a == b else 0 for b in range(30)] for a in range(30)]
+    counts[3][7], counts[8][2] = 4, 12
+    found = {"split": "test", "rows": 166, "truncated": 0, "labels": labels, "confusion": counts, "accuracy": 150 / 166}
+    told = evaluate.table("classify", found).splitlines()
+    assert told[1:4] == ["30 classes; commonest mistakes (--json has the whole table):", "12 of 'class 8' taken for 'class 2'",
+                         " 4 of 'class 3' taken for 'class 7'"]  # fmt: skip
+    assert len(told) == 5 and told[-1] == f"accuracy {150 / 166:.4f}"

@@ -34,7 +34,7 @@ def test_a_model_folder_is_shown_layer_by_layer(trained, capsys):
     shown = capsys.readouterr().out.splitlines()
     model = modelfolder.load(trained).model
     assert shown[0] == f"{trained / 'model'}: classify, 2 classes" and "one sequence of 40 tokens" in shown[1]
-    for number, (layer, line) in enumerate(zip(model.layers, shown[4:7], strict=True)):
+    for number, (layer, line) in enumerate(zip(model.layers, shown[4:7], strict=True), 1):
         cost, reach = layer.cost(40), layer.mixer.reach()
         counts = [sum(p.numel() for p in layer.parameters()), cost.matmul, cost.pointwise, cost.state]
         assert cells(line) == [

@@ -55,7 +55,7 @@ def show_model(config: ModelConfig, length: int) -> str:
         raise ValueError(f"length={length} is more than this model takes: max_len={model.limit}")
     rows = [["layer", "mixer", "parameters", "matmul FLOPs", "pointwise", "state", "reach"]]
     total_cost, total = Cost(), 0
-    for number, layer in enumerate(model.layers):
+    for number, layer in enumerate(model.layers, 1):  # as `explain` counts them
         count, cost = sum(p.numel() for p in layer.parameters()), layer.cost(length)
         total_cost, total = total_cost + cost, total + count
         rows.append([str(number), layer.mixer.kind, *_numbers(count, cost), _reach(layer.mixer.reach())])

@@ -18,6 +18,7 @@ from tokmix.lab.task import MASK, evaluate, main_figure
 from tokmix.lab.world import World
 
 TOKENS = 8192  # of a batch
+MOST_SHOWN, MISTAKES = 20, 10  # classes of a table that fits a screen; mistakes that are told of more classes
 
 
 def figures(trained: modelfolder.Trained, data: str | Path, split: str | None = None, **settings: Any) -> dict[str, Any]:
@@ -69,7 +70,8 @@ def table(task: str, found: dict[str, Any]) -> str:
     lines = [f"{found[unit]:,} {unit} of {found['split']}" + (f", {found['truncated']:,} of them cut" if found["truncated"] else "")]
     lines += [f"{key} {value:.4f}" for key, value in found.items() if isinstance(value, float) and key != name]
     if "confusion" in found:
-        lines += confusion_lines(found["labels"], found["confusion"])
+        shown = confusion_lines if len(found["labels"]) <= MOST_SHOWN else mistake_lines
+        lines += shown(found["labels"], found["confusion"])
     return "\n".join([*lines, f"{name} {found[name]:.4f}"])
 
 
@@ -82,3 +84,12 @@ def confusion_lines(labels: list[str], counts: list[list[int]]) -> list[str]:
     for name, row in zip(names, counts, strict=True):
         lines.append(name.ljust(16) + "".join(str(count).rjust(width + 1) for count in row) + f"{sum(row) / total:9.3f}")
     return lines
+
+
+def mistake_lines(labels: list[str], counts: list[list[int]]) -> list[str]:
+    """Of many classes: which are taken for which, the commonest first."""
+    found = [(count, labels[a], labels[b]) for a, row in enumerate(counts) for b, count in enumerate(row) if count and a != b]
+    found.sort(key=lambda one: -one[0])
+    width = max((len(str(count)) for count, _, _ in found), default=1)
+    lines = [f"{count:{width},} of {true!r} taken for {predicted!r}" for count, true, predicted in found[:MISTAKES]]
+    return [f"{len(labels):,} classes; commonest mistakes (--json has the whole table):", *(lines or ["none"])]
