@@ -75,9 +75,8 @@ def _tests(found: Mapping[str, Any]) -> list[str]:
     for test in found["tests"]:
         values = [_p(test[name + part]) for name in ("t_p", "bootstrap_p", "bootstrap_both_p") for part in ("", "_holm")]
         rows.append([f"{test['a']} - {test['b']}", _percent(test["fraction"]), f"{test['difference']:+.4g}", *values])
-    pairs = len(found["tests"])
     examples = f"{found['tests'][0]['n_examples']:,} examples"
-    told = f"p-values, paired: t-test over seeds; bootstrap over {examples}, and over seeds and examples; Holm's correction over {pairs}"
+    told = f"p-values, paired: t-test over seeds; bootstrap over {examples}, and over seeds and examples; Holm's correction over each column"
     return [told, *_aligned(rows)]
 
 
