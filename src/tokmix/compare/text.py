@@ -76,7 +76,7 @@ def _tests(found: Mapping[str, Any]) -> list[str]:
         values = [_p(test[name + part]) for name in ("t_p", "bootstrap_p", "bootstrap_both_p") for part in ("", "_holm")]
         rows.append([f"{test['a']} - {test['b']}", _percent(test["fraction"]), f"{test['difference']:+.4g}", *values])
     examples = f"{found['tests'][0]['n_examples']:,} examples"
-    told = f"p-values, paired: t-test over seeds; bootstrap over {examples}, and over seeds and examples; Holm's correction over each column"
+    told = f"p-values, paired: t-test over seeds; bootstrap over {examples}, and over seeds and examples; Holm's correction by column"
     return [told, *_aligned(rows)]
 
 
