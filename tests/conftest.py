@@ -25,6 +25,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    """--threads is for one test."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def clean_registry() -> Iterator[None]:
     """What a test registers is forgotten again. The built-in mixers are loaded first: they register themselves only once."""

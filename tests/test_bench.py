@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import types
 from pathlib import Path
@@ -13,29 +12,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.benches import quick
 from tokmix.bench import table
 from tokmix.bench.cases import Size, draw
 from tokmix.bench.decode import state_after, stepped
 from tokmix.bench.rivals import linear_core, linear_layer
 from tokmix.bench.run import run
 from tokmix.bench.settings import Asked
-from tokmix.cli import main
 from tokmix.mixer import create
 from tokmix.ops import shift_mix
 
 SIZE = Size(2, 48, 32, 16)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> object:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def quick(what: str, *more: str, out: Path) -> tuple[int, dict[str, object]]:
-    code = main(["bench", what, "--quick", "--device", "cpu", "--threads", "1", "--out", str(out), *more])
-    return code, json.loads(out.read_text())
 
 
 def test_ops_are_checked_timed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,21 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.benches import quick
 from tokmix.bench.session import Session
 from tokmix.bench.settings import Asked
 from tokmix.cli import main
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> object:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def quick(what: str, *more: str, out: Path) -> tuple[int, dict[str, object]]:
-    code = main(["bench", what, "--quick", "--device", "cpu", "--threads", "1", "--out", str(out), *more])
-    return code, json.loads(out.read_text())
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,6 @@ CASES = cases(16)
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> object:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 # --- formulas --------------------------------------------------------------------------------------------------------
 
 

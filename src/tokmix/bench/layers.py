@@ -54,14 +54,14 @@ def run(session: Session) -> None:
         name = f"attention, {'causal' if causal else 'full'}"
         if session.wanted(name):
             best_of(session, name, attention_layers(session.asked.dim, causal, session.device), (WAY,))
-    if session.wanted("flash-linear-attention"):
-        linear(session, linear_layer, (WAY,))
     for made in layers(session.asked.dim, session.asked.head):
         if session.wanted(made.name) and not session.late() and _passes(session, made):
             for length in session.asked.lengths:
                 if session.late():
                     return
                 _time(session, made, length)
+    if session.wanted("flash-linear-attention") and not session.late():
+        linear(session, linear_layer, (WAY,))  # last, as in ops: it tries many settings
 
 
 def _build(session: Session, made: Made, length: int) -> Mixer:

@@ -25,8 +25,9 @@ COMPILED_AT = 8192  # a compiled reference does the same work at any length belo
 def run(session: Session) -> None:
     session.measure_ceilings()
     for causal in (False, True):
-        if session.wanted("attention"):
-            best_of(session, f"attention, {'causal' if causal else 'full'}", attention_cores(session.asked.dim, causal, session.device))
+        name = f"attention, {'causal' if causal else 'full'}"
+        if session.wanted(name):
+            best_of(session, name, attention_cores(session.asked.dim, causal, session.device))
     sound = []
     for case in cases(session.asked.head):
         if session.wanted(case.name) and not session.late() and passes(session, case.name, case):
