@@ -226,9 +226,10 @@ def test_a_recording_gives_the_numbers_of_the_host(name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("name", ["attention", "hypermixing", "fnet", "mlp_mixer", "gmlp"])
-def test_a_compiled_recording_in_half_precision_learns_the_same(name: str) -> None:
-    recipe = replace(RECIPE, precision="bf16")
+def test_a_recording_in_half_precision_learns_the_same(name: str, compiled: bool) -> None:
+    recipe = replace(RECIPE, precision="bf16", compiled=compiled)
     on_gpu, on_cpu = ([fleet.Member(model(seed, f"{name}*2"), 1e-3) for seed in range(3)] for _ in range(2))
     for (_, ours), (_, theirs) in zip(trained(on_gpu, "cuda", recipe), trained(on_cpu), strict=True):
         assert ours == pytest.approx(theirs, rel=0.03)

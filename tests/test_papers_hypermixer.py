@@ -51,6 +51,7 @@ def made_up(job: Job) -> dict[str, Any]:
     return {
         "runs": runs, "parameters": 10_582_530, "steps": 10, "tokens": 10**6, "columns": 10**6, "flops": 10**12, "rows": counts,
         "flops_row": 2.0 if "hyper" in job.key else 1.0, "chance": 0.5, "training_seconds": 3.0,
+        "pace": {"seconds": 1.5, "joules": 600.0},
     }  # fmt: skip
 
 
@@ -109,6 +110,15 @@ def test_jobs_are_named_once_and_depend_on_nothing_hidden(item: Item) -> None:
         assert all(re.fullmatch(r"[a-z0-9-]+", job.key) for job in jobs)
     full, small = ({job.mark for job in item.jobs(quick, {})} for quick in (False, True))
     assert not full & small, "a small run must not pass for a full one"
+
+
+def test_energy_is_told_where_one_job_ran_at_a_time_alone() -> None:
+    content = filled(longdocs.ITEM)
+    assert "not measured" in longdocs.ITEM.tables(content)
+    for record in content["jobs"]:
+        record["measured"]["workers"] = 1
+    told = longdocs.ITEM.tables(content)
+    assert "not measured" not in told and "| 0.50 | 0.67 M | 0.20 |" in told, "a third of 1.5 s, of a third of a million tokens, of 600 J"
 
 
 def test_a_search_comes_before_its_seeds() -> None:

@@ -194,6 +194,29 @@ def test_a_job_learns_and_says_what_it_did(paper_data: Path) -> None:
     assert [run["dev_curve"] for run in again["runs"]] == [run["dev_curve"] for run in outcome["runs"]]
 
 
+def test_the_first_epoch_and_scoring_do_not_count_for_the_pace(paper_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A counter of energy and a clock that go on by themselves: a second and a joule a reading."""
+
+    class Ticks:
+        source, note = "ticks", ""
+
+        def __init__(self) -> None:
+            self.read = 0.0
+
+        def joules(self) -> float:
+            self.read += 1.0
+            return self.read
+
+    pace = rows.Pace(torch.device("cpu"))
+    monkeypatch.setattr(pace, "counter", Ticks())
+    pace.end()  # of the first epoch
+    assert pace.of_an_epoch() is None
+    for _ in range(2):
+        pace.begin()
+        pace.end()
+    assert pace.of_an_epoch()["joules"] == 1.0 and pace.of_an_epoch()["seconds"] > 0
+
+
 def test_all_of_train_may_be_learned_from(paper_data: Path) -> None:
     outcome = rows.run(spec(dev=0.0, epochs=1), Context(torch.device("cpu"), paper_data, lambda text: None))
     assert [outcome["rows"][part] for part in ("train", "dev", "pieces", "valid")] == [300, 0, 0, 60]

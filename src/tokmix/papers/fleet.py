@@ -33,7 +33,8 @@ WARM = 2  # steps before recording, in which libraries and kernels choose their 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The rate rises over `warmup` steps, then stays, or falls along a cosine to `lowest` at the last step."""
+    """The rate rises over `warmup` steps, then stays, or falls along a cosine to `lowest` at the last step. compiled: the layers of a
+    stack in bf16, which takes longer than some hundred steps of a small model."""
 
     steps: int
     warmup: int = 0
@@ -42,6 +43,7 @@ class Recipe:
     clip: float | None = 1.0
     betas: tuple[float, float] = (0.9, 0.999)
     precision: str = "bf16"
+    compiled: bool = True
 
     def __post_init__(self) -> None:
         checks.at_least("steps", self.steps, 1)
@@ -124,7 +126,9 @@ class Trainer:
         self.totals, self.counts = torch.zeros(2, len(members), device=device)
         self.stack = None if len(members) == 1 and not half else Stack([one.model for one in self.own]).to(device).train()
         if self.stack is not None and half:
-            _compile(self.stack.to(torch.bfloat16))
+            self.stack.to(torch.bfloat16)
+            if recipe.compiled:
+                _compile(self.stack)
 
     def advance(self, index: Tensor, width: int) -> None:
         """index [members, B]"""

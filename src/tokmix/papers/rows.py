@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokmix.data.extra import np
+from tokmix.lab.meter import energy_counter
 from tokmix.model import Model, ModelConfig
 from tokmix.papers import fleet, rows_data, rows_plan
 from tokmix.papers.claims import pack
@@ -96,15 +97,45 @@ class Tally:
         return told | ({"right": pack(self.right), "examples": len(self.right)} if compared else {})
 
 
+class Pace:
+    """What epochs take, all members together and without scoring; none of the first, which compiles and records."""
+
+    def __init__(self, device: torch.device):
+        self.counter = energy_counter(device)
+        self.began: tuple[float, float | None] | None = None
+        self.epochs: list[tuple[float, float | None]] = []  # seconds, joules
+
+    def begin(self) -> None:
+        self.began = self._now()
+
+    def end(self) -> None:
+        if self.began is None:
+            return
+        (early, before), (late, after) = self.began, self._now()
+        self.epochs.append((late - early, None if before is None or after is None else after - before))
+
+    def _now(self) -> tuple[float, float | None]:
+        return time.perf_counter(), None if isinstance(self.counter, str) else self.counter.joules()
+
+    def of_an_epoch(self) -> dict[str, float | None] | None:
+        """The mean; None where there was no second epoch."""
+        if not self.epochs:
+            return None
+        joules = [joules for _, joules in self.epochs if joules is not None]
+        seconds = math.fsum(seconds for seconds, _ in self.epochs) / len(self.epochs)
+        return {"seconds": seconds, "joules": math.fsum(joules) / len(joules) if len(joules) == len(self.epochs) else None}
+
+
 class Judge:
     """Scores all members after each epoch, and keeps the time that takes."""
 
     def __init__(self, models: Sequence[Model], splits: dict[str, Split], score: str, steps: int, chance: float, precision: str):
         self.models, self.dev, self.scored, self.steps, self.precision = models, splits["dev"], splits[score], steps, precision
         self.tallies = [Tally(chance) for _ in models]
-        self.seconds = 0.0
+        self.seconds, self.pace = 0.0, Pace(self.scored.ids.device)
 
     def __call__(self, step: int, losses: list[float]) -> None:
+        self.pace.end()
         begin = time.perf_counter()
         for tally, model, loss in zip(self.tallies, self.models, losses, strict=True):
             tally.loss.append(loss if math.isfinite(loss) else None)  # JSON knows no NaN
@@ -114,6 +145,7 @@ class Judge:
             if step == self.steps:
                 tally.right = right if self.scored is self.dev else self.scored.right(model, self.precision)
         self.seconds += time.perf_counter() - begin
+        self.pace.begin()
 
 
 def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -152,6 +184,7 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
         "data": table.sources, "parameters": parameters, "steps": steps, **counted, "flops": flops * spec["epochs"],
         "flops_row": flops / len(lengths), "rows": _counts(spec, table, splits), "widths": wide, "chance": chance,
         "training_seconds": time.perf_counter() - begin - judge.seconds, "evaluation_seconds": judge.seconds,
+        "pace": judge.pace.of_an_epoch(),
     }  # fmt: skip
 
 

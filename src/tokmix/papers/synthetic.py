@@ -6,6 +6,7 @@ spec    task, settings  a task, and its settings where they are not the base's; 
         equal           fields of one more model: the others get the feed-forward width that gives them its number of parameters
         members         model, lr, seed (of the first weights and of the order of the rows), weight_decay
         steps, batch    rows beyond whole batches wait for the next epoch's shuffle
+        compiled        whether layers are, on a GPU; they are where it is not said
 
 The model is MAD's (data/synthetic/run.py), trained as there: AdamW, no clipping, the rate on a cosine down to 1e-6. Score: the share of the
 test set's targets that are right, after the last step.
@@ -143,7 +144,7 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
         context.say(f"step {step} of {steps}, scores {reached}")
 
     steps, batch = spec["steps"], min(spec["batch"], len(train))
-    recipe = fleet.Recipe(steps, schedule="cosine", lowest=LOWEST_RATE, clip=None)
+    recipe = fleet.Recipe(steps, schedule="cosine", lowest=LOWEST_RATE, clip=None, compiled=spec.get("compiled", True))
     order = batches([one["seed"] for one in spec["members"]], len(train), batch, task.length, steps)
     left_out = fleet.train(members, learned.loss, order, recipe, device, every=-(-steps // REPORTS), report=report)
     models = {name: describe(task, one) for name, one in made.items()}

@@ -24,7 +24,7 @@ RATES = (2e-3, 4e-3)  # beside the one of the setting; at 5e-4 all that was trie
 
 TINY_STORIES = Setting("tinystories", YARDSTICK, feed_forward=1024, epochs=5, lr=1e-3)
 WIKITEXT = Setting("wikitext2", YARDSTICK, feed_forward=1024, epochs=3)
-ENWIK8 = Setting("enwik8", YARDSTICK, feed_forward=1024, vocab=256, steps=1500)
+ENWIK8 = Setting("enwik8", YARDSTICK, feed_forward=1024, vocab=256, steps=1000)
 
 
 @dataclass(frozen=True)

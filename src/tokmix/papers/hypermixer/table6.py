@@ -1,6 +1,7 @@
 """Table 6: five layouts of a layer, for attention and for HyperMixing with three kinds of normalisation. As in the paper a cell is the best
-learning rate of one seed, and the mean of five tasks; ours chooses among three rates on held-out rows and trains a third of the
-epochs. All tasks have batches of the same shapes, since compiling for others would take longer than training."""
+learning rate of one seed, and the mean of five tasks; ours chooses between two rates on held-out rows, those that served the models of
+Table 1 best on the task, and trains for 400 to 1,000 steps. All tasks have batches of the same shapes, since compiling for others would
+take longer than training."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from tokmix.papers.hypermixer import paper, recipe
 from tokmix.papers.item import Item, Outcomes, Results
 from tokmix.papers.job import Job
 
-RATES, SEED = (5e-4, 2e-4, 1e-4), 0
+SEED = 0
+RATES = {"mnli": (5e-4, 2e-4), "snli": (1e-3, 5e-4), "qqp": (1e-3, 2e-4), "qnli": (1e-4, 5e-5), "sst2": (1e-3, 2e-4)}
+EPOCHS = {"mnli": 3, "snli": 1, "qqp": 3, "qnli": 6, "sst2": 2}
 BATCH, WIDTHS = 128, (24, 40, 64, 128)
 NORMS = {
     "hypermixing-none": "norm='none'",
@@ -35,8 +38,8 @@ def jobs(quick: bool, outcomes: Outcomes) -> list[Job]:
         for mixer in MIXERS if not quick else ("attention", "hypermixing-layer"):
             for layout in paper.LAYOUTS if not quick else ("serialized", "pre"):
                 variant = recipe.hyper(NORMS[mixer], "", layout) if mixer in NORMS else recipe.Variant("", mixer, layout)
-                members = [{"seed": SEED, "lr": rate} for rate in RATES]
-                shorter: dict[str, Any] = {"epochs": -(-recipe.TASKS[task].epochs // recipe.SHORTER), "dev": recipe.held_out(task, quick)}
+                members = [{"seed": SEED, "lr": rate} for rate in RATES[task]]
+                shorter: dict[str, Any] = {"epochs": EPOCHS[task], "dev": recipe.held_out(task, quick)}
                 shorter |= {"batch": BATCH, "widths": list(WIDTHS)}
                 made = recipe.spec(task, variant.model(quick), members, quick, **shorter)
                 found.append(recipe.job(key(task, mixer, layout), made))
@@ -60,8 +63,8 @@ def cell(outcomes: Outcomes, mixer: str, layout: str) -> float | None:
 
 
 def tables(content: Results) -> str:
-    outcomes = results.outcomes(content)
-    rows = []
+    outcomes, rows = results.outcomes(content), []
+    rates = "; ".join(f"{paper.TITLES[task]} {' or '.join(f'{rate:g}' for rate in RATES[task])}" for task in paper.TASKS)
     for mixer in MIXERS:
         cells = []
         for place, layout in enumerate(paper.LAYOUTS):
@@ -69,8 +72,8 @@ def tables(content: Results) -> str:
             cells.append(f"{page.NOT_RUN if ours is None else f'{ours:.2f}'} / {paper.TABLE_6[mixer][place]:.2f}")
         rows.append([TITLES[mixer], *cells])
     return "\n\n".join([
-        f"Accuracy on validation data in %, mean of five tasks, ours / the paper's. Ours: one seed, best of {len(RATES)} learning rates "
-        f"({', '.join(f'{rate:.0e}'.replace('e-0', 'e-') for rate in RATES)}) on held-out rows; the paper: best of seven.",
+        f"Accuracy on validation data in %, mean of five tasks, ours / the paper's. Ours: one seed, the better of two learning "
+        f"rates on held-out rows ({rates}); the paper: best of seven.",
         page.table(["", *paper.LAYOUTS], rows),
         _by_task(outcomes),
         _claims(outcomes),

@@ -63,6 +63,7 @@ def spec(length: int, pairs: int, width: int, group: str, quick: bool) -> dict[s
         "members": [{"model": name, "lr": lr, "seed": 0} for name in GROUPS[group] for lr in (RATES[:1] if quick else RATES)],
         "steps": 8 if quick else STEPS,
         "batch": batch,
+        "compiled": False,  # for so few steps it takes longer than it saves
     }
 
 
