@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tokmix.bench import table
 from tokmix.bench.cases import Size, draw
 from tokmix.bench.decode import state_after, stepped
 from tokmix.bench.rivals import linear_core, linear_layer
+from tokmix.bench.rule import Verdict
 from tokmix.bench.run import run
 from tokmix.bench.settings import Asked
 from tokmix.mixer import create
@@ -188,13 +190,20 @@ def test_engine_and_plain_loop_read_the_same_batches_and_learn_the_same(tmp_path
     assert engine.run(5) == plain.run(5)
 
 
+def _told(check: dict[str, Any]) -> str:
+    """What is over in a check that fails."""
+    over = [str(one) for one in (Verdict(**one) for one in check.get("verdicts", [])) if not one.holds]
+    return f"{check['name']} {check['shape']}: {check.get('problem', '; '.join(over))}"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 @pytest.mark.parametrize("what", ["ops", "layers", "decode", "train", "train-loop"])
 def test_on_a_gpu(what: str, tmp_path: Path) -> None:
     session = run(Asked(what, quick=True, device="cuda", out=tmp_path / "found.json"), say=lambda line: None)
-    assert session.rows and not [check for check in session.checks if not check["passes"]]
+    refused = [_told(check) for check in session.checks if not check["passes"]]
+    assert session.rows and not refused, "\n".join(refused)
     if what in ("ops", "layers", "decode"):
         assert {row["how"] for row in session.rows} <= {"graph", "events"}
 

@@ -243,6 +243,13 @@ def test_what_has_no_kernel_takes_the_reference() -> None:
         assert not seen.ours
         for name, plain in mixed(blocks.block_hyper_mix, given, block).items():
             assert torch.equal(found[name], plain)
-    with Seen() as seen:
-        mixed(choice.block_hyper_mix, small, 16)
-    assert not seen.ours, "kernels run where they are asked for alone"
+
+
+def test_a_gpu_is_given_the_kernels_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 where they are asked for alone."""
+    monkeypatch.setattr(choice, "use_triton", lambda x, dtype, fits, needs: fits)
+    small = draw("cpu", 1, 1, 20, 4, 4, True)
+    taken = lambda dtype: choice._block_kernel(*(small[name].to(dtype) for name in ("w_in", "w_out", "values")), 16)
+    assert taken(torch.bfloat16) and taken(torch.float16) and not taken(torch.float32)
+    with implementation("triton"):
+        assert taken(torch.float32)
