@@ -14,12 +14,14 @@ import torch
 
 from tests import needs
 from tokmix import stack
+from tokmix.papers import draw, lm_table
 from tokmix.papers.beyond import causal
 from tokmix.papers.hsm import items
 from tokmix.papers.hsm.stacks import Ladder
 from tokmix.papers.hypermlp import lm as hyper
 from tokmix.papers.item import Item
 from tokmix.papers.job import Context, Job, runner
+from tokmix.papers.lm_table import Found
 
 HYBRIDS, WIKITEXT, ENWIK8 = items.ITEMS
 ALL = {f"{item.paper}-{item.name}": item for item in (*items.ITEMS, hyper.ITEM, causal.ITEM)}
@@ -108,6 +110,21 @@ def test_tables_and_figures_of_all_jobs(name: str, tmp_path: Path) -> None:
     needs.package("matplotlib")
     assert item.figures is not None
     assert all(path.read_text().startswith("<?xml") for path in item.figures(content, tmp_path))
+
+
+def test_a_figure_calls_what_nothing_cheaper_beats_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves the stack without any mixing to the table."""
+    ladder = Ladder(8)
+    found = Found(results(HYBRIDS, by_stack({"gate-8": 2.4, "attention-8": 2.3}, 2.5), flops=cheaper))
+    groups = {"all": [ladder.attention, ladder.pure["gate"], ladder.heads, ladder.narrow["ab"]], "none": [ladder.none]}
+    panel = lm_table._panel("state", found, groups, "state_numbers", False)
+    assert [name for _, _, name in panel.called] == ["gate*8", "attention*8"]
+    apart = {"one": [ladder.attention], "two": [ladder.heads]}
+    assert lm_table._panel("state", found, apart, "state_numbers", False).called == [], "the legend names them"
+    drawn: list[draw.Panel] = []
+    monkeypatch.setattr(draw, "panels", lambda path, panels, *_, **__: drawn.extend(panels))
+    lm_table.against(Path("x.svg"), found, groups, "title")
+    assert len(drawn) == 4 and all([curve.name for curve in panel.curves] == ["all"] for panel in drawn)
 
 
 def test_claims_are_asked_again_at_each_ones_best_rate() -> None:

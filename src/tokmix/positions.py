@@ -43,16 +43,25 @@ def sinusoidal(positions: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :dim].to(dtype)
 
 
-def rotary(x: Tensor, positions: Tensor) -> Tensor:
-    """Rotate pairs of channels of x [B, H, L, E] by an angle that grows with position [L] or [B, L]; with an odd E
-    the last channel stays as it is."""
-    half = x.shape[-1] // 2
-    angles = _angles(positions, half, at_least_float32(x.dtype))
+def turns(positions: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """How far `rotate` turns heads of so many channels at positions [L] or [B, L]: cosines and sines, [L, half] or [B, 1, L, half]."""
+    angles = _angles(positions, size // 2, at_least_float32(dtype))
     if angles.dim() == 3:
         angles = angles[:, None]
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, turned: tuple[Tensor, Tensor]) -> Tensor:
+    """Pairs of channels of x [B, H, L, E]; with an odd E the last channel stays as it is."""
+    cos, sin = turned
+    half = x.shape[-1] // 2
     a, b, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos, rest], dim=-1)
+
+
+def rotary(x: Tensor, positions: Tensor) -> Tensor:
+    """x [B, H, L, E], its channels turned by an angle that grows with position [L] or [B, L]."""
+    return rotate(x, turns(positions, x.shape[-1], x.dtype))
 
 
 class PositionCode(nn.Module):

@@ -62,7 +62,9 @@ class KeyValueMixer(RowMixer):
             keys, values = self.conv_k(keys, before), self.conv_v(values, before)
         q, k, v = (split_heads(p, self.heads) for p in (self.q(x), self.k(keys), self.v(values)))
         if self.rotary:
-            q, k = positions.rotary(q, query_at), positions.rotary(k, key_at)
+            turned = positions.turns(query_at, q.shape[-1], q.dtype)
+            q = positions.rotate(q, turned)
+            k = positions.rotate(k, turned) if key_at is query_at else positions.rotary(k, key_at)  # mostly the same tokens
         return [q, k, v]
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:

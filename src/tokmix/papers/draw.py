@@ -39,7 +39,7 @@ def over_seeds(name: str, points: Mapping[float, Sequence[float]], scale: float 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. ticks: where x is marked, with these numbers."""
+    """One pair of axes. ticks: where x is marked, with these numbers; called: points with their names, joined by steps."""
 
     curves: Sequence[Curve]
     x: str
@@ -48,6 +48,7 @@ class Panel:
     log_x: bool = False
     log_y: bool = False
     ticks: Sequence[float] = ()
+    called: Sequence[tuple[float, float, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ def panels(path: Path, shown: Sequence[Panel | Dots], title: str = "", columns: 
     columns = max(1, min(columns, len(shown)))
     rows = -(-len(shown) // columns)
     single = len(shown) == 1
-    page = figure(7.0 if single else 0.4 + 3.9 * columns, 4.6 if single else 0.9 + 3.0 * rows)
+    names = 2.2 * any(isinstance(one, Panel) and one.called for one in shown)  # inches for them beside each panel
+    page = figure(7.0 + names if single else 0.4 + (3.9 + names) * columns, 4.6 if single else 0.9 + 3.0 * rows)
     for place, one in enumerate(shown):
         axes = page.add_subplot(rows, columns, place + 1)
         _dots(axes, one, known) if isinstance(one, Dots) else _curves(axes, one, known)
@@ -110,9 +112,21 @@ def _curves(axes: Any, panel: Panel, known: Sequence[str]) -> None:
     if panel.ticks:
         axes.set_xticks(list(panel.ticks), labels=[f"{tick:g}" for tick in panel.ticks])
         axes.minorticks_off()
+    _call(axes, panel.called)
     axes.set_xlabel(panel.x, color=INK, fontsize=9)
     axes.set_ylabel(panel.y, color=INK, fontsize=9)
     axes.grid(axis="y", color=GREY, alpha=0.2, linewidth=0.7)
+
+
+def _call(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:
+    """Numbers at the points and the names beside the axes, where they cannot stand on each other."""
+    if not points:
+        return
+    axes.step([x for x, _, _ in points], [y for _, y, _ in points], where="post", color=GREY, linewidth=0.8, zorder=1)
+    for place, (x, y, _) in enumerate(points, start=1):
+        axes.annotate(str(place), (x, y), xytext=(-3, -3), textcoords="offset points", ha="right", va="top", fontsize=7, color=INK)
+    told = "\n".join(f"{place} {name}" for place, (_, _, name) in enumerate(points, start=1))
+    axes.text(1.02, 1.0, told, transform=axes.transAxes, ha="left", va="top", fontsize=6.5, color=INK, linespacing=1.4)
 
 
 def _log_ticks(axis: Any) -> None:

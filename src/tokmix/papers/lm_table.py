@@ -210,21 +210,26 @@ def front(found: Found, entries: Iterable[Entry], name: str, measured: bool) -> 
 
 
 def against(path: Path, found: Found, groups: Mapping[str, Sequence[Entry]], title: str) -> Path | None:
-    """Loss against training FLOPs, training time, decoding time and state; None where nothing has been run."""
+    """Loss against training FLOPs, training time, decoding time and state; None where nothing has been run. A stack that mixes no tokens
+    is left to the table: beside it all others would look the same."""
     axes = {
-        "training FLOPs": lambda one: found.fact(one, "flops"),
-        "training, µs a token": lambda one: found.speed(one, "us_per_token"),
-        "decoding, µs a token": lambda one: found.speed(one, "decode_us"),
-        "state, numbers": lambda one: found.fact(one, "state_numbers"),
-    }
-    panels = []
-    for name, cost in axes.items():
-        curves = []
-        for group, entries in groups.items():
-            points = [(cost(one), found.mean(one)) for one in entries]
-            there = [(x, y) for x, y in points if x and y is not None]
-            if there:
-                curves.append(draw.Curve(group, [x for x, _ in there], [y for _, y in there], line=False))
-        if curves:
-            panels.append(draw.Panel(curves, name, "validation loss, nats a token", log_x=True))
+        "training FLOPs": ("flops", False), "training, µs a token": ("us_per_token", True),
+        "decoding, µs a token": ("decode_us", True), "state, numbers": ("state_numbers", False),
+    }  # fmt: skip
+    mixing = {group: [one for one in entries if "identity" not in one.stack] for group, entries in groups.items()}
+    panels = [panel for name, (cost, measured) in axes.items() if (panel := _panel(name, found, mixing, cost, measured)).curves]
     return draw.panels(path, panels, title, columns=2, colours=list(groups)) if panels else None
+
+
+def _panel(name: str, found: Found, groups: Mapping[str, Sequence[Entry]], cost: str, measured: bool) -> draw.Panel:
+    """Those that nothing cheaper beats are called by name, where the legend does not already name every point."""
+    read = found.speed if measured else found.fact
+    curves = []
+    for group, entries in groups.items():
+        there = [(x, y) for one in entries if (x := read(one, cost)) and (y := found.mean(one)) is not None]
+        if there:
+            curves.append(draw.Curve(group, [x for x, _ in there], [y for _, y in there], line=False))
+    told = all(len(entries) < 2 for entries in groups.values())
+    kept = [] if told else front(found, [one for entries in groups.values() for one in entries], cost, measured)
+    called = [(read(one, cost), found.mean(one), one.name if one.arm == "parameters" else f"{one.name}, {ARMS[one.arm]}") for one in kept]
+    return draw.Panel(curves, name, "validation loss, nats a token", log_x=True, called=called)  # type: ignore[arg-type]
