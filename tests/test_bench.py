@@ -17,7 +17,7 @@ from tests.benches import quick
 from tokmix.bench import table
 from tokmix.bench.cases import Size, draw
 from tokmix.bench.decode import state_after, stepped
-from tokmix.bench.rivals import linear_core, linear_layer
+from tokmix.bench.rivals import Rival, attention_layers, linear_core, linear_layer
 from tokmix.bench.rule import Verdict
 from tokmix.bench.run import run
 from tokmix.bench.settings import Asked
@@ -188,6 +188,14 @@ def test_engine_and_plain_loop_read_the_same_batches_and_learn_the_same(tmp_path
     for a, b in zip(engine.engine.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=3e-6)  # a step of 1e-4; biases decay in one of them
     assert engine.run(5) == plain.run(5)
+
+
+@pytest.mark.parametrize("made", attention_layers(64, False, "cpu"), ids=lambda made: made.name)
+def test_what_is_drawn_for_a_layer_has_the_scale_that_it_has_in_one(made: Rival) -> None:
+    """Attention with scores of hundreds reads one token a row, and whether torch and a kernel choose the same one is luck."""
+    given = draw(made.shapes(Size(2, 48, 64, 16)), torch.float32, "cpu")
+    for name in given.keys() - {"x"}:
+        assert 0.8 < float((given["x"] @ given[name]).std()) < 1.2, name
 
 
 def _told(check: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ Shapes = dict[str, tuple[int, ...]]
 SHIFT, RANK, EPS = 16, 16, 1e-5
 BLOCK = 64  # tokens of a block of causal HyperMixing
 WIDE = 8  # times the width: the large d' that one head is timed with, too
-MATRICES = ("U", "V", "U2", "V2", "W", "A", "B")
+MATRICES = ("U", "V", "U2", "V2", "W", "Wq", "Wk", "Wv", "Wo", "A", "B")
 
 
 class Size(NamedTuple):
