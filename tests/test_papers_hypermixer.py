@@ -234,6 +234,15 @@ def test_cost_is_the_product() -> None:
     assert line.split("|")[5].strip(" *") == f"{2.0 * found[1] / found[2] * tried[1] / tried[2]:.2f}"
 
 
+def test_cost_says_where_epochs_differ() -> None:
+    """A row counts once, however often it is read."""
+    content = filled(cost.ITEM)
+    assert "Epochs are not counted" not in cost.tables(content)
+    next(job for job in content["jobs"] if job["key"] == "mnli-hypermixer-seeds")["spec"]["epochs"] += 5
+    epochs = {name: job["spec"]["epochs"] for job in content["jobs"] for name in cost.PAIR if job["key"] == f"mnli-{name}-seeds"}
+    assert f"on MNLI ({epochs['hypermixer']} and {epochs['transformer']})." in cost.tables(content)
+
+
 def test_both_models_get_the_same_random_trials() -> None:
     drawn = figure4.trials(20)
     assert drawn == figure4.trials(20) and len({trial["seed"] for trial in drawn}) == 20

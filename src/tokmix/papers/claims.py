@@ -3,7 +3,7 @@
 A claim says that one system is better than another. Its runs are paired by seed, and asked twice:
     t          over seeds: Student's t-test on the differences
     examples   over examples: the paired bootstrap, where every run says which examples it got right
-Both p-values are two-sided and corrected after Holm over all claims of an item. A claim
+Both p-values are two-sided and corrected after Holm over the claims that are judged together. A claim
 
     holds            the difference has the claimed sign, and each test that could be made gives p <= 0.05
     does not hold    the same with the other sign
@@ -17,12 +17,13 @@ import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tokmix.data.extra import np
 from tokmix.lab.statistics import holm, paired_t
 
 SURE = 0.05
+Key = TypeVar("Key")
 Run = Mapping[str, Any]  # of an outcome's "runs": seed, score, state, and where it is known "right" (pack) and "examples"
 
 
@@ -64,7 +65,7 @@ class Verdict:
 
 
 def judge(claims: Sequence[Claim]) -> list[Verdict]:
-    """Verdicts on all claims of an item, together: Holm's correction counts them."""
+    """Verdicts on claims that stand together: Holm's correction counts them."""
     asked = [_ask(claim) for claim in claims]
     t, examples = holm([one.t for one in asked]), holm([one.examples for one in asked])
     return [
@@ -100,6 +101,20 @@ def _ask(claim: Claim) -> Verdict:
 def by_seed(runs: Sequence[Run], field: str = "score") -> dict[int, Run]:
     """The runs that have a score; one that diverged has one, its own or chance."""
     return {run["seed"]: run for run in runs if run.get("state") != "failed" and _number(run.get(field))}
+
+
+def midpoint(a: Sequence[Run], b: Sequence[Run]) -> list[Run]:
+    """Half of the way from one system to another, seed by seed: what brings more than half of a gain is ahead of it."""
+    ours, theirs = by_seed(a), by_seed(b)
+    both = sorted(set(ours) & set(theirs))
+    return [{"seed": seed, "score": (ours[seed]["score"] + theirs[seed]["score"]) / 2, "state": "finished"} for seed in both]
+
+
+def common_means(runs: Mapping[Key, Sequence[Run]]) -> dict[Key, float]:
+    """The mean score of each over the seeds that all have: a row with more seeds than another is not ranked by them."""
+    scored = {key: by_seed(of) for key, of in runs.items()}
+    seeds = set.intersection(*(set(of) for of in scored.values())) if scored else set()
+    return {key: math.fsum(of[seed]["score"] for seed in seeds) / len(seeds) for key, of in scored.items()} if seeds else {}
 
 
 def _number(value: Any) -> bool:

@@ -6,12 +6,13 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 
 from tokmix.papers import page
-from tokmix.papers.claims import Claim, Run, judge
+from tokmix.papers.claims import Claim, Run, common_means, judge
 from tokmix.papers.hsm.stacks import SIMPLE, VARIANTS, Ladder
 from tokmix.papers.lm_plan import Entry, rates_key
 from tokmix.papers.lm_table import Found, beats, claim, every, names, some
 
 CLOSE, AMONG_BEST = 0.05, 0.01  # shares of a loss
+GIVEN = "equal parameters"  # what a mixer saves is given to the feed-forward
 
 
 def losses(found: Found, entry: Entry) -> list[float]:
@@ -40,20 +41,23 @@ def _simple(found: Found, ladder: Ladder) -> str:
 
 def _among_best(found: Found, ladder: Ladder, keys: Collection[str]) -> str:
     """(a,b) against the best pure variant: with the saved parameters in the feed-forward, and without."""
-    parts, asked = [], []
-    for where, rows in (("equal parameters", ladder.pure), ("equal feed-forward", ladder.narrow)):
-        known = [(mean, name) for name in VARIANTS if rows[name].key in keys and (mean := found.mean(rows[name])) is not None]
-        if len(known) < 2 or "ab" not in {name for _, name in known}:
+    parts: list[str] = []
+    asked: dict[str, Claim] = {}
+    for where, rows in ((GIVEN, ladder.pure), ("equal feed-forward", ladder.narrow)):
+        known = {name: found.runs(rows[name]) for name in VARIANTS if rows[name].key in keys}
+        means = common_means({name: runs for name, runs in known.items() if page.scores(runs)})
+        if len(means) < 2 or "ab" not in means:
             continue
-        order = [name for _, name in sorted(known)]
+        order = sorted(means, key=lambda name: means[name])
         best = next(name for name in order if name != "ab")
         parts.append(f"with {where} it is number {order.index('ab') + 1} of {len(order)} ({', '.join(order)})")
         says = f"with {where}, `{rows['ab'].name}` is at most {AMONG_BEST:.0%} behind the best other variant, `{rows[best].name}`"
-        asked.append(beats(found, rows["ab"], rows[best], AMONG_BEST, says))
-    verdicts = judge(asked)
+        asked[where] = beats(found, rows["ab"], rows[best], AMONG_BEST, says)
+    verdicts = judge(list(asked.values()))
     sentence = f"By loss, {'; '.join(parts)}." if parts else ""
-    # The claim is about the first: parameters given to the feed-forward.
-    return claim("(a,b) is among the best when the feed-forward gets the parameters", some(verdicts[:1]), sentence, verdicts)
+    # The claim is about the first alone: where that is not run, the other arm does not stand for it.
+    word = some([one for where, one in zip(asked, verdicts, strict=True) if where == GIVEN])
+    return claim("(a,b) is among the best when the feed-forward gets the parameters", word, sentence, verdicts)
 
 
 def _hybrids(found: Found, ladder: Ladder, keys: Collection[str]) -> str:
@@ -84,11 +88,11 @@ def _how_much(found: Found, entry: Entry, other: Entry) -> str:
 
 
 def _best_place(found: Found, ladder: Ladder) -> str:
-    known = [(mean, place) for place, one in enumerate(ladder.places) if (mean := found.mean(one)) is not None]
-    if len(known) < ladder.layers:
+    means = common_means({place: found.runs(one) for place, one in enumerate(ladder.places)})
+    if not means:  # a place has no runs yet
         return ""
-    best, worst = min(known), max(known)
-    return f"One attention layer is best as layer {best[1] + 1} ({best[0]:.4f}) and worst as layer {worst[1] + 1} ({worst[0]:.4f})."
+    best, worst = min(means, key=lambda place: means[place]), max(means, key=lambda place: means[place])
+    return f"One attention layer is best as layer {best + 1} ({means[best]:.4f}) and worst as layer {worst + 1} ({means[worst]:.4f})."
 
 
 def rated(ladder: Ladder) -> list[Entry]:
@@ -119,8 +123,9 @@ def rates_table(found: Found, ladder: Ladder, lr: float, others: Sequence[float]
     runs = {entry: at[entry][rate] for entry, rate in best.items()}
     border = [entry for entry in best if best[entry] in (rates[0], rates[-1])]
     more = f" For {names(border)} it lies at the border of those tried: a better one may lie beyond." if border else ""
+    chosen = "each stack at the rate with its lowest loss, which is the loss that is compared"
     verdicts = page.verdict_table(judge(_at_best(ladder, runs)), digits=4)
-    return f"**Other learning rates.** The claims again, each stack at the rate with its lowest loss.{more}\n\n{shown}\n\n{verdicts}"
+    return f"**Other learning rates.** The claims again, {chosen}.{more}\n\n{shown}\n\n{verdicts}"
 
 
 def _by_rate(found: Found, entry: Entry, rates: Sequence[float]) -> dict[float, list[Run]]:
@@ -130,8 +135,8 @@ def _by_rate(found: Found, entry: Entry, rates: Sequence[float]) -> dict[float, 
 
 def _best_rate(runs: Mapping[float, Sequence[Run]]) -> float | None:
     """None where a rate is not run yet."""
-    means = {rate: statistics.fmean(known) for rate, of in runs.items() if (known := page.scores(of))}
-    return min(means, key=lambda rate: means[rate]) if len(means) == len(runs) else None
+    means = common_means(runs)
+    return min(means, key=lambda rate: means[rate]) if means else None
 
 
 def _at_best(ladder: Ladder, runs: Mapping[Entry, Sequence[Run]]) -> list[Claim]:

@@ -61,10 +61,11 @@ def tables(content: Results) -> str:
             rows.append([limit, one.title, page.cell(page.runs(outcome), scale=100), *cells])
     costs = ["seconds an epoch", "tokens a second", "kJ an epoch", "PFLOPs an epoch", "padding, %"]
     return "\n\n".join([
-        "IMDB, 25,000 reviews to learn from (of which a search for the rate holds out 5 %), accuracy on its 25,000 test reviews: "
-        f"mean (standard deviation) of {len(SEEDS)} seeds, {EPOCHS} epochs. Seeds are trained side by side; what they took is shared out "
-        "evenly. Costs are those of training one seed for an epoch, the first left out, which compiles, and without scoring. Energy is the "
-        "card's alone, and known only where one job ran at a time. PFLOPs are those of the reviews' own lengths, without padding.",
+        f"IMDB, 25,000 reviews to learn from (of which the search for the rate, at {LIMITS[0]} tokens alone, holds out 5 %), accuracy on "
+        f"its 25,000 test reviews: mean (standard deviation) of {len(SEEDS)} seeds, {EPOCHS} epochs. Seeds are trained side by side; what "
+        "they took is shared out evenly. Costs are those of training one seed for an epoch, the first left out, which compiles, and "
+        "without scoring. Energy is the card's alone, and known only where one job ran at a time. PFLOPs are those of the reviews' own "
+        "lengths, without padding.",
         page.table(["tokens at most", "mixer", "accuracy, %", *costs], rows),
         page.claims_table(_claims(outcomes), scale=100),
     ])  # fmt: skip

@@ -1,7 +1,7 @@
 """The six MAD tasks at their base settings, the variants of the authors' design study at equal parameters.
 
 First every variant with three learning rates and one seed; then, at the rate that was best on the test set, which is how MAD chooses, more
-seeds. Equal parameters through the width of the feed-forward net: at this size the sequence mixers are a third of a layer.
+seeds. Equal parameters through the width of the feed-forward net: at this size the sequence mixers are up to 38 % of a layer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import statistics
 from typing import Any
 
 from tokmix.data import synthetic
-from tokmix.papers.claims import Claim, Run, by_seed, judge
+from tokmix.papers.claims import Claim, Run, by_seed, judge, midpoint
 from tokmix.papers.hypermlp.trials import QUICK_NOTE, at_best_rate, best, described, gather, job
 from tokmix.papers.item import Item, Outcomes, Results
 from tokmix.papers.job import Job
@@ -117,12 +117,6 @@ def _scores(results: Results) -> str:
     return table(["", *heads, "mean", "best rate, one seed", "the authors' mean"], rows)
 
 
-def _midpoint(a: list[Run], b: list[Run]) -> list[Run]:
-    of_a, of_b = by_seed(a), by_seed(b)
-    both = sorted(set(of_a) & set(of_b))
-    return [{"seed": seed, "score": (of_a[seed]["score"] + of_b[seed]["score"]) / 2, "state": "finished"} for seed in both]
-
-
 def claims(results: Results) -> list[tuple[Claim, float | None]]:
     """Each with the difference that the authors report, in points."""
     of = means(results)
@@ -134,7 +128,7 @@ def claims(results: Results) -> list[tuple[Claim, float | None]]:
         ("the lag layout matters: HyperMLP is ahead of the same by absolute position", HYPERMLP, NO_LAG),
     ]
     found = [(Claim(says, of[a], of[b]), AUTHORS[a] - AUTHORS[b]) for says, a, b in pairs]
-    half = Claim("R1 is most of the gain: alone it brings more than half of it", of[R1], _midpoint(of[HYPERMLP], of[PLAIN]))
+    half = Claim("R1 is most of the gain: alone it brings more than half of it", of[R1], midpoint(of[HYPERMLP], of[PLAIN]))
     return [*found, (half, None)]
 
 
