@@ -35,7 +35,7 @@ RATED = ("softmax", "hypermlp", "hyperglu")
 # (lower loss, higher loss) as the paper has it
 ORDER = (
     ("hypermlp", "softmax"), ("hyperglu", "softmax"), ("hyperglu", "hypermlp"),
-    ("hypermlp", "plain"), ("r1", "plain"), ("hypermlp", "no-lag"),
+    ("hypermlp", "plain"), ("r1", "plain"), ("hypermlp", "no-lag"), ("plain", "no-lag"),
 )  # fmt: skip
 SAME = 0.01  # "no worse": within this share of the other's loss
 

@@ -126,6 +126,7 @@ def claims(results: Results) -> list[tuple[Claim, float | None]]:
         ("ReLU attention is ahead of softmax attention", RELU, SOFTMAX),
         ("sequence mixing helps: HyperMLP is ahead of ReLU with convolution and gates", HYPERMLP, PLAIN),
         ("the lag layout matters: HyperMLP is ahead of the same by absolute position", HYPERMLP, NO_LAG),
+        ("without the lag layout sequence mixing does harm: it is behind ReLU with convolution and gates", PLAIN, NO_LAG),
     ]
     found = [(Claim(says, of[a], of[b]), AUTHORS[a] - AUTHORS[b]) for says, a, b in pairs]
     half = Claim("R1 is most of the gain: alone it brings more than half of it", of[R1], midpoint(of[HYPERMLP], of[PLAIN]))
