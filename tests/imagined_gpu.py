@@ -20,6 +20,7 @@ import tokmix
 from tokmix.ops import dispatch
 from tokmix.ops.convolve import convolve
 from tokmix.ops.shift_mix.choice import norm_shift_mix, step
+from tokmix.ops.short_conv import short_conv
 
 
 class Utils:
@@ -80,6 +81,15 @@ def convolution() -> None:
     torch.autograd.grad(y, [x, weight, bias], y)
 
 
+def taps(K: int, dtype: torch.dtype) -> Callable[[], None]:
+    def run() -> None:
+        x, weight = (torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in ((2, 100, 1100), (1100, K)))
+        y = short_conv(x, weight)
+        torch.autograd.grad(y, [x, weight], y)
+
+    return run
+
+
 HALF, SINGLE = torch.bfloat16, torch.float32
 CASES: dict[str, dict[str, Callable[[], None]]] = {
     "short": {f"{T} tokens": layer("hypermixing", 512, T, HALF, hidden=512, tied=False) for T in (16, 32, 64, 128)},
@@ -88,6 +98,8 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
     "wide heads": {"of 128": layer("hypermixing", 256, 256, HALF, heads=2, hidden=128)},
     "causal": {f"heads of {e}": layer("hypermixing", e, 256, HALF, causal=True, hidden=e) for e in (64, 128, 256)},
     "blocks": {f"of {C}": layer("hypermixing", 64, 256, HALF, causal=True, hidden=64, block=C) for C in (64, 128)},
+    "blocks, wide heads": {f"of {C}": layer("hypermixing", 128, 256, HALF, causal=True, hidden=128, block=C) for C in (16, 32, 64)},
+    "taps": {f"{K}, {dtype}": taps(K, dtype) for K, dtype in ((4, HALF), (8, SINGLE))},
     "shifts": {variant: layer("hsm", 512, 256, HALF, causal=True, variant=variant, layer=2) for variant in ("vector", "gate", "matrix")}
     | {"normed": normed_shift, "step": step_of_shift},
     "lags": {"hypermlp": layer("hypermlp", 256, 256, HALF, causal=True)},

@@ -82,7 +82,7 @@ def test_larger_blocks_and_another_power(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES[1:])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("block", "k", "e"), [(64, 64, 64), (32, 64, 64), (128, 32, 32), (64, 40, 24), (16, 128, 128), (64, 128, 128)], ids=str
+    ("block", "k", "e"), [(64, 64, 64), (32, 64, 64), (128, 32, 32), (128, 64, 64), (64, 40, 24), (16, 128, 128), (64, 128, 128)], ids=str
 )
 def test_full_size(device: str, block: int, k: int, e: int, dtype: torch.dtype) -> None:
     """The widest that a program can hold, too; on a GPU alone."""
@@ -243,6 +243,41 @@ def test_what_has_no_kernel_takes_the_reference() -> None:
         assert not seen.ours
         for name, plain in mixed(blocks.block_hyper_mix, given, block).items():
             assert torch.equal(found[name], plain)
+
+
+def test_rows_far_apart_are_brought_together() -> None:
+    """Kernels count inside of a block in 32 bits."""
+    launch = pytest.importorskip("tokmix.ops.causal_hyper_mix.launch")
+    near, far = (torch.empty_strided((2, 1, 40, 8), (8, 8, row, 1), device="meta") for row in (2**23, 2**24))
+    assert launch.lined(near) is near and launch.lined(far).stride() == (320, 320, 8, 1)
+
+
+@each_device
+def test_nothing_asked_of_the_output(device: str) -> None:
+    class Deaf(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, y: Tensor) -> Tensor:
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx: object, dy: Tensor) -> None:
+            return None
+
+    for run in (choice.block_hyper_mix, torch.compile(choice.block_hyper_mix, backend="aot_eager")):
+        given = {name: x.requires_grad_() for name, x in draw(device, 1, 1, 20, 4, 4, True).items()}
+        with implementation("triton"):
+            found = mixed(run, given, 16)
+            (Deaf.apply(found["y"]).sum() + found["counts"].sum()).backward()  # type: ignore[no-untyped-call]
+        assert [name for name, x in given.items() if x.grad is not None and x.grad.any()] == ["log_decay"]
+
+
+def test_what_blocks_need_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs: list[int] = []
+    monkeypatch.setattr(choice, "use_triton", lambda x, dtype, fits, needed: needs.append(needed) or fits)
+    for block, k, e in ((64, 64, 64), (128, 64, 64), (32, 128, 128), (64, 128, 64), (64, 65, 80)):
+        given = draw("cpu", 1, 1, 4, k, e, False)
+        assert choice._block_kernel(*(given[name].bfloat16() for name in ("w_in", "w_out", "values")), block)
+    assert needs == [dispatch.ANY_GPU, *[dispatch.A100] * 3, dispatch.H100]
 
 
 def test_a_gpu_is_given_the_kernels_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from tokmix.ops.dispatch import A100, ANY_GPU, H100
 # capability x 10, shared memory of a program
 RTX_4090, AN_A100, AN_H100 = (89, ANY_GPU), (80, A100), (90, H100)
 SCAN, BLOCK = {"write", "join", "read", "pull", "finish"}, {"write", "block_read", "block_border", "block_pull"}
+TAPS = {"conv_forward", "conv_backward"}
 SHORT, WIDE = {"short_forward", "short_backward"}, {"gelu_forward", "gelu_backward", "spread"}
 HEADS = {"state", "middle_forward", "output", "middle_backward", "tied_backward"}
 SHIFTS = {
@@ -37,7 +38,11 @@ EXPECTED: list[tuple[tuple[int, int], str, dict[str, set[str]]]] = [
     (RTX_4090, "causal", {"heads of 64": SCAN, "heads of 128": set(), "heads of 256": set()}),
     (AN_A100, "causal", {"heads of 128": SCAN, "heads of 256": set()}),
     (RTX_4090, "blocks", {"of 64": BLOCK, "of 128": set()}),
-    (AN_H100, "blocks", {"of 128": BLOCK - {"join"}}),
+    (AN_A100, "blocks", {"of 128": BLOCK}),
+    (AN_H100, "blocks", {"of 128": BLOCK}),
+    (AN_A100, "blocks, wide heads", {"of 16": BLOCK, "of 32": BLOCK, "of 64": set()}),
+    (AN_H100, "blocks, wide heads", {"of 32": BLOCK, "of 64": BLOCK}),
+    (RTX_4090, "taps", dict.fromkeys(("4, torch.bfloat16", "8, torch.float32"), TAPS)),
     (RTX_4090, "shifts", SHIFTS),
     (RTX_4090, "lags", {"hypermlp": {"sums", "output", "weights", "pull_scores", "banks", "back", "keys"}}),
     (RTX_4090, "convolution", {"of the shapes": {"slide", "weigh"}}),

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from tests.kernel_rule import each_device
 from tokmix.bench.rule import check
 from tokmix.ops import dispatch
-from tokmix.ops.convolve import convolve
+from tokmix.ops.convolve import _countable, convolve
 
 
 @pytest.mark.skipif(not dispatch.HAS_TRITON, reason="triton is not installed")
@@ -56,3 +56,10 @@ def test_without_kernels_it_is_torchs(relu: bool) -> None:
     given = draw("cpu", 2, 30, 8, 4, 5)
     with dispatch.implementation("reference"):
         torch.testing.assert_close(convolve(**given, relu=relu), by_torch(given, relu), rtol=1e-5, atol=1e-5)
+
+
+def test_more_than_32_bits_count_takes_plain_torch() -> None:
+    tokens, weight = (torch.empty(2**15, length, 64, device="meta") for length in (2**10 - 1, 2**10)), torch.empty(5, 64, 64, device="meta")
+    few, many = (_countable(x, weight) for x in tokens)
+    assert not many and not few  # the shares of the weights' gradient are more than the tokens
+    assert _countable(torch.empty(2**14, 2**10, 64, device="meta"), weight)

@@ -290,3 +290,27 @@ def test_places_and_chunks() -> None:
     assert padded is not None and padded.first.tolist() == [0, 1, 1, 2] and padded.table.tolist() == [[0, 0, 2], [2, 6, 9]]
     holes = Segments.from_mask(torch.tensor([[True, False, True]]))
     assert places_of(holes) is None and chunks_of(holes) is None
+
+
+# ---------------------------------------------------------------- offsets beyond 32 bits
+def test_tokens_far_apart_are_brought_together() -> None:
+    """Kernels count inside of a piece of a sequence in 32 bits."""
+    launch = pytest.importorskip("tokmix.ops.hyper_mix.launch")
+    near, far = (torch.empty_strided((2, 40, 8), (8, row, 1), device="meta") for row in (2**18, 2**19))
+    assert launch.lined(near) is near and launch.lined(far).stride() == (320, 8, 1)
+
+
+@each_device
+def test_last_row_of_many_sequences(device: str) -> None:
+    """[e + 1, S, e] of so many sequences that its last row begins beyond 32 bits; most of the memory is never touched."""
+    from tokmix.ops.hyper_mix import launch, middle_triton
+
+    e, sequences = 64, 2**31 // 64**2 + 1
+    given, found = (torch.empty(1, e + 1, sequences, e, dtype=torch.float16, device=device) for _ in range(2))
+    given[0, :, 0] = torch.randn(e + 1, e)
+    weights = torch.randn(e, 16, device=device).half(), torch.randn(16, device=device).half()
+    how = (True, True, 16, 16, e, e + 1, e, launch.KINDS[torch.float16], dispatch.INTERPRETED, "ieee")
+    middle_triton.middle_forward[(1, 1)](given, *weights, *weights, None, None, found, sequences, *how)
+    V, c, M, m = *(x.double() for x in weights), given[0, :e, 0].double(), given[0, e, 0].double()
+    G = torch.nn.functional.gelu(V.T @ M + c[:, None] * m)
+    torch.testing.assert_close(found[0, e, 0].double(), c @ G, rtol=2e-2, atol=0.1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import tokmix
@@ -139,6 +140,44 @@ def test_compiles_registers_and_counts(device: str) -> None:
     torch.library.opcheck(
         library.short_conv, (t["x"], t["taps"]), test_utils=("test_schema", "test_autograd_registration", "test_faketensor")
     )
+
+
+@each_device
+def test_compiled_under_transforms(device: str) -> None:
+    """Those that torch.compile meets on its way take plain torch, as without it: a kernel would have no tangent, or none of its own."""
+    t = {name: x.float() for name, x in given(device, (3, 9, 8, 4)).items()}
+    tangent = lambda x, taps: torch.func.jvp(lambda x: choice.short_conv(x, taps), (x,), (x.cos(),))[1]
+    per_row = lambda x, taps: torch.func.vmap(
+        torch.func.grad(lambda taps, row: choice.short_conv(row[None], taps).square().sum()), (None, 0)
+    )(taps, x)
+
+    def dual(x: Tensor, taps: Tensor) -> Tensor:
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(choice.short_conv(forward_ad.make_dual(x, x.cos()), taps)).tangent
+
+    for body in (tangent, per_row, dual):
+        torch.compiler.reset()
+        with implementation("reference"):
+            expected = body(**t)
+        with implementation("triton"):
+            torch.testing.assert_close(torch.compile(body, backend="aot_eager")(**t), expected)
+
+
+@each_device
+def test_rows_far_apart(device: str) -> None:
+    """The first and the last tap are more numbers apart than 32 bits count; most of the memory between is never touched."""
+    K, D = choice.MOST, 8
+    far = 2**31 // (K - 1) + 1
+    whole = torch.empty((K - 1) * far + D, dtype=torch.bfloat16, device=device)
+    x = whole.as_strided((1, K, D), (0, far, 1)).copy_(torch.randn(1, K, D))
+    taps, found = torch.randn(D, K, device=device).bfloat16(), []
+    for leaf in (x.detach(), x.contiguous()):
+        weight = taps.clone().requires_grad_()
+        with implementation("triton"):
+            y = choice.short_conv(leaf.requires_grad_(), weight)
+            found.append((y, *torch.autograd.grad(y, (leaf, weight), leaf.detach())))  # what flows back lies as x does
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 @each_device

@@ -93,9 +93,11 @@ def _room(kind: str, index: int | None) -> int:
 def transformed() -> bool:
     """Whether torch.func (vmap, grad, jvp, ...) or forward-mode differentiation is at work, which plain torch alone can follow: a
     kernel's tangent would be zero, without a word."""
-    if torch.compiler.is_compiling():
-        return False
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+# Asked for real while torch.compile traces, which enters the transforms that it meets then, and guards on those it was called in.
+transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _require_kernels(x: Tensor) -> None:

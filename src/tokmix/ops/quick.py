@@ -55,6 +55,16 @@ def direct(op: Body, body: Body) -> Body:
     return lambda *args: (op if torch.is_grad_enabled() or not unwatched(args) else body)(*args)
 
 
+def where_asked(differentiate: Body) -> Body:
+    """For ops that have no zeros made where a result has no gradient: theirs are none either where what follows asks nothing of y."""
+
+    @functools.wraps(differentiate)
+    def run(ctx: Any, dy: Tensor | None, *unused: Any) -> Any:
+        return (None,) * len(ctx.needs_input_grad) if dy is None else differentiate(ctx, dy, *unused)
+
+    return run
+
+
 def quick(op: Body, body: Body, keep: Body, differentiate: Body, listed: int | None = None) -> Body:
     """The op with its autograd, or the same as an autograd function. keep and differentiate are the op's own; listed: the
     place of an argument that is a list of tensors, which autograd functions do not look into."""

@@ -9,6 +9,11 @@ def cdiv(whole: int, part: int) -> int:
     return -(-whole // part)
 
 
+def within_32_bits(stride: int, count: int) -> bool:
+    """Whether so many steps in memory, which kernels count in 32 bits, stay below what those hold."""
+    return stride * count < 2**31
+
+
 def next_power_of_2(n: int) -> int:
     assert n >= 1
     return 1 << (n - 1).bit_length()

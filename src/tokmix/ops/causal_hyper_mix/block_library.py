@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from tokmix.ops.causal_hyper_mix.library import by_token
-from tokmix.ops.quick import direct, on_its_device, quick
+from tokmix.ops.quick import direct, on_its_device, quick, where_asked
 
 _GIVEN = "Tensor w_in, Tensor w_out, Tensor values, Tensor? log_decay, Tensor? real, Tensor scale"
 
 
-@on_its_device
 @on_its_device
 def _block_hyper_mix(*given: Any) -> tuple[Tensor, ...]:
     from tokmix.ops.causal_hyper_mix import block_launch
@@ -38,7 +37,6 @@ def _(w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Any, real: Any, sc
     return by_token(values), starts, new(B, H, chunks) if chunks > 1 and log_decay is not None else new(0)
 
 
-@on_its_device
 @on_its_device
 def _block_hyper_mix_backward(*given: Any) -> tuple[Tensor, ...]:
     from tokmix.ops.causal_hyper_mix import block_launch
@@ -68,6 +66,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.set_materialize_grads(False)  # no zeros for what has no gradient
 
 
+@where_asked
 def _differentiate(ctx: Any, dy: Tensor, *unused: None) -> tuple[Any, ...]:
     kept = ctx.saved_tensors  # asked for once: checkpointing allows no more
     dw_in, dw_out, dvalues, dlog, dscale = _run_backward(dy, *kept, ctx.block)

@@ -8,9 +8,10 @@ from torch import Tensor
 from tokmix.ops.causal_hyper_mix import counts_triton, pull_triton
 from tokmix.ops.causal_hyper_mix import triton as kernels
 from tokmix.ops.dispatch import processors
-from tokmix.ops.sizes import cdiv, next_power_of_2
+from tokmix.ops.sizes import cdiv, next_power_of_2, within_32_bits
 
 CHUNK = 64  # tokens between two stored states; chunks are worked on side by side
+LARGEST = 128  # tokens that a program looks at from its first one on: those of the largest block
 READ = (2048, 3)  # numbers of the state that one warp reads at a time, and stages of its loop: the fastest on an H200
 # numbers of the state and warps of a program of `pull`, programs per multiprocessor, registers at most: the fastest on an H200
 PULL = (4096, 4, 3, 168)
@@ -23,7 +24,8 @@ def padded(width: int) -> int:
 
 
 def lined(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+    """x [B, H, L, n] with neighbouring channels side by side in memory."""
+    return x if x.stride(-1) == 1 and within_32_bits(x.stride(2), LARGEST) else x.contiguous()
 
 
 def flat(x: Tensor | None) -> Tensor | None:

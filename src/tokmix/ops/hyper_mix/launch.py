@@ -18,7 +18,7 @@ from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters m
 from tokmix.ops.dispatch import INTERPRETED, processors
 from tokmix.ops.hyper_mix import middle_triton, norm_triton
 from tokmix.ops.hyper_mix import triton as kernels
-from tokmix.ops.sizes import cdiv, next_power_of_2
+from tokmix.ops.sizes import cdiv, next_power_of_2, within_32_bits
 
 LONGEST = 4096  # rows of a piece: keeps offsets inside of one in 32 bits
 KINDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -93,7 +93,8 @@ class Plan:
 
 
 def lined(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+    """x [B, T, D] with neighbouring channels side by side in memory."""
+    return x if x.stride(-1) == 1 and within_32_bits(x.stride(1), LONGEST) else x.contiguous()
 
 
 def middle(net_in: Nets, net_out: Nets, plan: Plan, scale: Tensor | None, readout: Tensor | None) -> tuple[object, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokmix.ops.quick import direct, on_its_device, quick
+from tokmix.ops.quick import direct, on_its_device, quick, where_asked
 
 # A net is four tensors: U, b, V, c. The second net is empty where both are the same one.
 NETS = "Tensor u1, Tensor? b1, Tensor v1, Tensor? c1, Tensor? u2, Tensor? b2, Tensor? v2, Tensor? c2"
@@ -90,6 +90,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.set_materialize_grads(False)  # no zeros for what has no gradient
 
 
+@where_asked
 def _differentiate(ctx: Any, dy: Tensor, *unused: None) -> tuple[Any, ...]:
     kept = ctx.saved_tensors  # asked for once: checkpointing allows no more
     tensors, saved = kept[: ctx.given], kept[ctx.given :]

@@ -49,7 +49,7 @@ def store_rows(
     there = (cols < E)[:, None] & (cols < E)[None, :]
     tl.store(at + cols[:, None].to(tl.int64) * step, nearest(matrix, KIND, WIDEN), mask=there)
     if ROWS > E:
-        tl.store(at + step * E, nearest(last, KIND, WIDEN), mask=(cols < E)[None, :])
+        tl.store(at + tl.cast(E, tl.int64) * step, nearest(last, KIND, WIDEN), mask=(cols < E)[None, :])
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokmix.ops.quick import direct, on_its_device, quick
+from tokmix.ops.quick import direct, on_its_device, quick, where_asked
 
 _GIVEN = (
     "Tensor x, Tensor w1, Tensor? w2, Tensor? scale, Tensor? readout, Tensor? gain, Tensor? bias, float eps, "
@@ -75,6 +75,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.set_materialize_grads(False)  # no zeros for what has no gradient
 
 
+@where_asked
 def _differentiate(ctx: Any, dy: Tensor, *unused: None) -> tuple[Any, ...]:
     kept = ctx.saved_tensors  # asked for once: checkpointing allows no more
     tensors, saved = kept[: len(ctx.numbers)], kept[len(ctx.numbers) :]

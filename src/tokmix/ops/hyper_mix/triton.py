@@ -107,7 +107,7 @@ def block(P, sequence, sequences, head, cols, E: tl.constexpr, ROWS: tl.constexp
     there = (cols < E)[:, None] & (cols < E)[None, :]
     matrix = operand(tl.load(at + cols[:, None].to(tl.int64) * step, mask=there, other=0.0), KIND, WIDEN)
     if ROWS > E:
-        last = tl.load(at + step * E, mask=(cols < E)[None, :], other=0.0).to(tl.float32)
+        last = tl.load(at + tl.cast(E, tl.int64) * step, mask=(cols < E)[None, :], other=0.0).to(tl.float32)
     else:
         last = tl.zeros([1, cols.shape[0]], tl.float32)
     return matrix, last

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tokmix.ops.hyper_mix.library import NETS, nets
-from tokmix.ops.quick import direct, on_its_device, quick
+from tokmix.ops.quick import direct, on_its_device, quick, where_asked
 
 _REST = "Tensor? scale, Tensor? readout, Tensor? gain, Tensor? bias, float eps"
 _SAVED = "Tensor p, Tensor h, Tensor states, Tensor m, Tensor hidden, Tensor read, Tensor z, Tensor r, Tensor mean, Tensor rstd"
@@ -81,6 +81,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.set_materialize_grads(False)  # no zeros for what has no gradient
 
 
+@where_asked
 def _differentiate(ctx: Any, dy: Tensor, *unused: None) -> tuple[Any, ...]:
     kept = ctx.saved_tensors  # asked for once: checkpointing allows no more
     inputs, saved = [*kept[: ctx.given - 1], ctx.eps], kept[ctx.given :]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokmix.ops.quick import direct, on_its_device, quick
+from tokmix.ops.quick import direct, on_its_device, quick, where_asked
 
 WHERE = "int shift, Tensor? table, Tensor? places"
 
@@ -207,6 +207,7 @@ def _keep_gate(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor])
     ctx.set_materialize_grads(False)  # no zeros for what has no gradient
 
 
+@where_asked
 def _differentiate_gate(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
     x, p, weight, bias, table, places = ctx.saved_tensors
     dx, dweight, dbias = _run_gate_backward(dy, x, p, weight, bias, ctx.both_ways, ctx.shift, table, places)

@@ -37,7 +37,7 @@ def conv_forward(
     y = tl.zeros([BR, BD], tl.float32)
     for tap in tl.static_range(K):
         back = K - 1 - tap
-        x = tl.load(X + at - back * row_stride, mask=inside & (t >= back) & wide, other=0.0).to(tl.float32)
+        x = tl.load(X + at - tl.cast(back, tl.int64) * row_stride, mask=inside & (t >= back) & wide, other=0.0).to(tl.float32)
         y += tl.load(W + cols * K + tap, mask=cols < D, other=0.0).to(tl.float32)[None, :] * x
     to = rows[:, None].to(tl.int64) * D + cols[None, :]
     tl.store(Y + to, y.to(Y.dtype.element_ty), mask=inside & wide)
@@ -60,7 +60,8 @@ def conv_backward(
         dx = tl.zeros([BR, BD], tl.float32)
         for tap in tl.static_range(K):
             ahead = K - 1 - tap
-            dy = tl.load(DY + at + ahead * dy_row_stride, mask=inside & (left >= ahead) & wide, other=0.0).to(tl.float32)
+            later = DY + at + tl.cast(ahead, tl.int64) * dy_row_stride
+            dy = tl.load(later, mask=inside & (left >= ahead) & wide, other=0.0).to(tl.float32)
             dx += tl.load(W + cols * K + tap, mask=cols < D, other=0.0).to(tl.float32)[None, :] * dy
             dw += tl.where((taps == tap)[:, None], tl.sum(dy * x, 0)[None, :], 0.0)
         to = rows[:, None].to(tl.int64) * D + cols[None, :]
