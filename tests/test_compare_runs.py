@@ -232,6 +232,7 @@ def test_workers_share_the_cores(monkeypatch):
     ("given", "told"),
     [
         (["hsm", "hsm"], "named twice"),
+        (["attention*4", "hsm*2", "hsm, hsm"], "stack 'hsm, hsm' is named twice: 'hsm*2' has the same layers"),
         (["bag of words"], "always a row"),
         (["hsm", "--stack", "attention"], "--model.stack is what is compared"),
         (["hsm", "--train.fraction", "0.5"], "give --fractions"),

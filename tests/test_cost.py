@@ -200,7 +200,21 @@ def test_what_does_not_work_is_said_in_one_line(command: list[str], words: str, 
 
 def test_a_folder_that_is_no_result_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = said(capsys, str(tmp_path), code=1)
-    assert "is there, but is neither a run, model, tune or compare folder nor a stack" in told
+    assert "is there, but is neither a run, model, tune or compare folder that has ended nor a stack" in told
     (tmp_path / "hsm").mkdir()  # an empty folder does not hide the mixer of that name
     monkeypatch.chdir(tmp_path)
     assert "hsm: width 16" in said(capsys, "hsm", *SMALL)
+    (tmp_path / "study").mkdir()  # of a search that goes on, say: no mixer has that name
+    assert "'study' is there, but" in said(capsys, "study", code=1)
+
+
+def test_a_stack_longer_than_any_file_name_is_a_stack(capsys: pytest.CaptureFixture[str]) -> None:
+    long = ", ".join(["attention(heads=4)", "hsm(variant='gate')"] * 8)
+    assert "width 16" in said(capsys, long, *SMALL)
+
+
+def test_a_picture_is_checked_before_anything_is_computed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "ends in one of .png, .svg, .pdf" in said(capsys, "hsm", "--out", str(tmp_path / "c.txt"), code=1)
+    (tmp_path / "c.png").write_bytes(b"mine")
+    assert "nothing is overwritten" in said(capsys, "hsm", "--out", str(tmp_path / "c.png"), code=1)
+    assert (tmp_path / "c.png").read_bytes() == b"mine"

@@ -104,6 +104,7 @@ def test_samples_are_seeded_and_labelled() -> None:
     model, ids = made("hypermixing"), torch.randint(11, (T,))
     once, again, other = (explain.model_maps(model, ids, samples=2, seed=seed)[0] for seed in (1, 1, 2))
     assert torch.equal(once.weights, again.weights) and not torch.equal(once.weights, other.weights)
+    assert explain.model_maps(model, ids, samples=2, seed=10**30)[0].samples == 2  # any whole number
     assert once.samples == 2 and "estimate" in once.title
     assert "estimate" not in explain.model_maps(model, ids)[0].title
 
@@ -199,7 +200,7 @@ def test_long_texts_are_estimated_and_then_refused(folder: Path, capsys: pytest.
         (["films", "a", "--samples", "-1"], "samples=-1"),
         (["films", "a", "--out", "map.txt"], "ends in one of .png, .svg, .pdf"),
         (["films", "a", "--out", "no/map.png"], "no folder 'no'"),
-        (["films", "\udcff"], "surrogates not allowed"),
+        (["films", "\udcff"], "is not utf-8 at letter 1"),
         (["nowhere", "a"], "no model folder"),
     ],
 )

@@ -29,7 +29,7 @@ from tokmix.lab.predict import Predictor
 from tokmix.play.app import AT_ONCE, STREAMS, Busy
 from tokmix.play.ask import BODY, MAX_NEW, TEXT
 from tokmix.play.engine import CONTEXT, MAP_SAMPLES, MAP_TOKENS, Engine
-from tokmix.play.server import is_local, listen
+from tokmix.play.server import is_local, listen, names_of
 
 REQUESTS, CLIENTS = 1000, 16
 
@@ -68,6 +68,7 @@ def test_bad_requests_get_a_reason(films: Server, case: str) -> None:
 
 
 def test_other_ways_to_ask_wrongly(films: Server, writer: Server) -> None:
+    assert b"seed should be from 0 to 2,147,483,647" in writer.ask("/api/generate", {"text": "a", "seed": 2**31})[2]
     for path, method, body, headers, wanted in (
         ("/api/predict", "GET", None, {}, 405),
         ("/api/nothing", "POST", GOOD, {}, 404),
@@ -149,6 +150,7 @@ def test_the_address(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [is_local(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost", "0.0.0.0", "192.168.0.1", "example.org")] == [
         True, True, True, True, False, False, False,
     ]  # fmt: skip
+    assert "127.0.0.2" in names_of("127.0.0.2") and names_of("127.0.0.1") == ["127.0.0.1", "localhost", "[::1]"]
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         assert main(["play", str(folder / "films"), "--port", str(port)]) == 1
@@ -156,6 +158,9 @@ def test_the_address(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert f"cannot listen on 127.0.0.1 port {port}" in said.err and said.err.count("\n") == 1
         assert main(["play", str(folder / "films"), "--port", str(port), "--host", "0.0.0.0"]) == 1
         assert "there is no password" in capsys.readouterr().err
+    capsys.readouterr()
+    assert main(["play", str(folder / "films"), "--host", "192.0.2.1", "--port", "0"]) == 1  # an address for examples: nobody's
+    assert "--host '192.0.2.1' is no address of this machine" in capsys.readouterr().err
     assert main(["play", str(folder / "films"), "--port", "70000"]) == 1
     assert main(["play", str(folder / "films"), "--against", str(folder / "lm")]) == 1
     assert main(["play", str(folder / "nowhere")]) == 1

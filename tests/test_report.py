@@ -93,6 +93,8 @@ def test_a_run_that_has_not_ended_shows_its_curve(tmp_path: Path) -> None:
     ("file", "content", "words"),
     [
         (None, "", "no folder of train, tune or compare"),
+        ("study.json", "{}", "is a folder of tune that has not ended"),
+        ("asked.json", "{}", "is a folder of compare that has not ended"),
         ("compare.json", "{", "compare.json is damaged"),
         ("tune.json", "[1]", "does not hold an object"),
         ("tune.json", '{"format": "tokmix-compare"}', "format 'tokmix-compare', not 'tokmix-tune'"),
@@ -112,6 +114,25 @@ def test_what_cannot_be_read_is_named(
     said = capsys.readouterr().err
     assert words in said and str(folder) in said and said.count("\n") == 1
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "words"),
+    [("--text", " ", "--text ' ' is empty"), ("--text", "\udcff", "not utf-8"), ("--title", "\udcff", "not utf-8")],
+)
+def test_words_that_no_page_can_show_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, given: str, words: str
+) -> None:
+    made = folders.run(tmp_path / "one")
+    assert main(["report", str(made), "--out", str(tmp_path / "r.html"), option, given]) == 1
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1 and not (tmp_path / "r.html").exists()
+
+
+def test_a_folder_spelled_twice_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = folders.run(tmp_path / "one")
+    monkeypatch.chdir(tmp_path)
+    assert [run.name for run in read.read(["one", str(made), "./one"]).runs] == ["one"]
 
 
 def test_only_a_report_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

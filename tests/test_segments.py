@@ -49,6 +49,10 @@ def test_from_lengths() -> None:
         (lambda: Segments.from_lengths(["a"]), "no whole number"),
         (lambda: Segments.from_lengths(5), "lengths=5 should be a list"),
         (lambda: Segments.from_lengths([3, 5], 4), "T=4"),
+        (lambda: Segments.from_lengths([3, 5], 8.0), "T=8.0 should be a whole number"),
+        (lambda: Segments.from_lengths([3, 5], "8"), "T='8' should be a whole number"),
+        (lambda: Segments("ab"), "segment ids should be a tensor of shape"),
+        (lambda: Segments.from_mask(None), "a mask should be a tensor of shape"),
         (lambda: Segments.from_mask(torch.zeros(2, 3)), "bool"),
     ],
 )

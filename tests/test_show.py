@@ -64,6 +64,15 @@ def test_a_folder_that_is_no_model_is_one_line(tmp_path, capsys):
         assert words in said and len(said.splitlines()) == 1
 
 
+def test_a_stack_is_shown_whatever_folders_are_there(tmp_path, capsys, monkeypatch):
+    (tmp_path / "hsm").mkdir()  # an empty folder does not hide the mixer of that name
+    monkeypatch.chdir(tmp_path)
+    for stack in ("hsm", ", ".join(["attention(heads=4)", "hsm(variant='gate')"] * 8)):  # the second longer than any file's name
+        assert main(["show", stack, "--dim", "16", "--vocab", "50", "--length", "8"]) == 0
+    assert main(["show", ""]) == 1
+    assert "stack '' is empty" in capsys.readouterr().err
+
+
 def test_mixers_of_ones_own_can_be_shown_listed_and_costed(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(
         "import tokmix\n\n"

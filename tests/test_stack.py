@@ -53,6 +53,8 @@ def test_very_many_layers_are_written_at_once() -> None:
         ("__import__('os')", "given by name"),
         ("a.b", "neither a mixer"),
         ("hsm*100000", "more than 10000"),
+        ("hsm" + "*1" * 2000, "nested too deeply"),
+        ("attention(heads=" + "-" * 5000 + "1)", "nested too deeply"),
     ],
 )
 def test_bad_text_is_named(text: Any, words: str) -> None:

@@ -146,6 +146,9 @@ def test_other_data_and_other_folders_are_refused(searched, tmp_path):
     (tmp_path / "full" / "letter.txt").write_text("dear")
     with pytest.raises(ValueError, match="exists and is not a study of tokmix tune"):
         run(other, tmp_path / "full", small())
+    assert [one.name for one in (tmp_path / "full").iterdir()] == ["letter.txt"]  # not even a lock
+    with pytest.raises(ValueError, match="letter.txt exists and is not a study"):
+        run(other, tmp_path / "full" / "letter.txt", small())
     assert (tmp_path / "full" / "letter.txt").read_text() == "dear"
 
 

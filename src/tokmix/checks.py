@@ -6,6 +6,7 @@ import difflib
 import types
 import typing
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def nearest(given: object, known: Iterable[str]) -> str:
@@ -37,6 +38,14 @@ def divides(what: str, part: int, whole_name: str, whole: int) -> None:
         fits = [n for n in range(1, whole + 1) if whole % n == 0]
         close = min(fits, key=lambda n: abs(n - part))
         raise ValueError(f"{what}={part} does not divide {whole_name}={whole}; the nearest that does is {close}")
+
+
+def is_there(path: str | Path) -> bool:
+    """Whether a file or folder has this name. What no file system takes as a name, such as a stack of 300 letters, is not there."""
+    try:
+        return Path(path).exists()
+    except OSError:
+        return False
 
 
 def check_text(text: str) -> None:

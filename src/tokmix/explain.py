@@ -154,7 +154,7 @@ def model_maps(model: Model, ids: Tensor, *, layer: int | None = None, samples: 
     if layer is not None and not 0 <= layer <= len(model.layers):
         raise ValueError(f"layer={layer} is not one of this model's layers: 1 to {len(model.layers)}, or 0 for the whole stack")
     inputs = _inputs(model, ids[None])
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed % 2**63)
     T, D = inputs[0].shape[1:]
     rows = max(1, min(512, AT_ONCE // (T * max(T, D))))
 

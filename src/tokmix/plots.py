@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 INK, GREY = "#222222", "#8a8a8a"
+PICTURES = (".png", ".svg", ".pdf")
 COLOURS = ("#d1495b", "#2e6f95", "#5b8e7d", "#bc8034")
 
 
@@ -31,6 +32,17 @@ class Map:
     weights: Tensor
     note: str = ""
     output: Tensor | None = None
+
+
+def check_picture(out: str | Path) -> None:
+    """Before anything is computed."""
+    path = Path(out)
+    if path.suffix.lower() not in PICTURES:
+        raise ValueError(f"--out {str(out)!r}: a picture's name ends in one of {', '.join(PICTURES)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"--out {str(out)!r}: there is no folder {str(path.parent)!r}")
+    if path.exists():
+        raise ValueError(f"{path} exists already; nothing is overwritten: name another file, or remove it")
 
 
 def figure(width: float, height: float) -> Any:

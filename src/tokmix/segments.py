@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -126,6 +127,20 @@ def _plain(lengths: Any) -> Any:
     return [_plain(n) for n in lengths] if isinstance(lengths, Iterable) and not isinstance(lengths, str) else lengths
 
 
+def _whole(what: str, given: Any) -> int:
+    try:
+        return index(given)
+    except TypeError:
+        raise ValueError(f"{what}={given!r} should be a whole number") from None
+
+
+def _tensor(what: str, given: Any) -> Tensor:
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{what} should be a tensor of shape [B, T], not {str(given)[:80]!r}") from None
+
+
 class Segments:
     """ids [B, T]: 0 is padding, a run of one non-zero id is one sequence. Never changed after it is made.
 
@@ -142,7 +157,7 @@ class Segments:
     """
 
     def __init__(self, ids: Tensor):
-        ids = torch.as_tensor(ids)
+        ids = _tensor("segment ids", ids)
         if ids.dim() != 2 or ids.dtype.is_floating_point or ids.dtype.is_complex:
             raise ValueError(f"segment ids should be whole numbers of shape [B, T], not {ids.dtype} of shape {list(ids.shape)}")
         host = ids.detach().cpu().long()
@@ -166,7 +181,7 @@ class Segments:
             raise ValueError(f"lengths={given} holds one that is negative or no whole number")
         rows = [[int(n) for n in row] for row in rows]
         needed = max((sum(row) for row in rows), default=0)
-        width = needed if T is None else T
+        width = needed if T is None else _whole("T", T)
         if width < needed:
             raise ValueError(f"T={T} is shorter than the longest row of lengths, {needed}")
         # Where each sequence ends; a token's id is the number of sequences that ended before it, plus one.
@@ -183,7 +198,7 @@ class Segments:
     def from_mask(cls, mask: Tensor) -> Segments:
         """True = real token. The real tokens of a row are one sequence wherever they stand: left padding and
         holes are skipped, not counted."""
-        mask = torch.as_tensor(mask)
+        mask = _tensor("a mask", mask)
         if mask.dim() != 2 or mask.dtype.is_floating_point:
             raise ValueError(f"a mask should be bool of shape [B, T] (True = real token), not {mask.dtype} of shape {list(mask.shape)}")
         host = (mask.detach().cpu() != 0).long()

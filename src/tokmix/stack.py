@@ -33,11 +33,17 @@ def parse(text: str) -> list[Spec]:
     if not text.strip():
         raise ValueError(f"stack {text!r} is empty; a stack looks like 'hsm*3, attention(heads=8)'")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        return _expand(_tree(text), text)
+    except (RecursionError, MemoryError):  # either is what Python raises where brackets or operators go too deep
+        raise ValueError(f"stack {text[:60]!r}... is nested too deeply; a stack looks like 'hsm*3, attention(heads=8)'") from None
+
+
+def _tree(text: str) -> ast.expr:
+    try:
+        return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise ValueError(f"stack {text!r} cannot be read: {reason}; a stack looks like 'hsm*3, attention(heads=8)'") from None
-    return _expand(tree, text)
 
 
 def _expand(node: ast.expr, text: str) -> list[Spec]:

@@ -4,7 +4,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from tokmix.commands.common import add_imports
+from tokmix.checks import is_there
+from tokmix.commands.common import add_imports, reads_as_stack
 
 ABOUT = "what a stack costs by length, where two cross, and what a run did cost: E x D x H, time, memory, joules"
 LENGTHS = "64,128,256,512,1024,2048,4096,8192"
@@ -75,8 +76,10 @@ def _stacks(options: argparse.Namespace) -> int:
 
     from tokmix.cost import counter, paper, show, stacks
 
-    if options.out:
-        _check_place(options.out)
+    if options.out is not None:
+        from tokmix.plots import check_picture
+
+        check_picture(options.out)
     dim, vocab, farthest = (
         default if given is None else given for given, default in ((options.dim, DIM), (options.vocab, VOCAB), (options.farthest, FARTHEST))
     )
@@ -99,7 +102,7 @@ def _stacks(options: argparse.Namespace) -> int:
     if options.paper:
         found["paper"] = paper.table(paper.Sizes(dim, 2 * dim))
         parts.append(show.paper_table(found["paper"]))
-    if options.out:
+    if options.out is not None:
         parts.append(f"picture {_draw(options.out, priced, found)}")
     print(json.dumps(found, indent=1) if options.json else "\n\n".join(parts))
     return 1 if different else 0
@@ -107,27 +110,17 @@ def _stacks(options: argparse.Namespace) -> int:
 
 def _stack(text: str) -> str:
     """What is neither a stack nor a folder of a result should be told apart from a misspelt mixer."""
-    from pathlib import Path
-
     from tokmix import stack
 
+    if text.strip() and is_there(text) and not reads_as_stack(text):
+        raise ValueError(f"{text!r} is there, but is neither a run, model, tune or compare folder that has ended nor a stack")
     try:
         stack.parse(text)
     except ValueError as error:
-        if Path(text).exists():
-            raise ValueError(f"{text!r} is there, but is neither a run, model, tune or compare folder nor a stack") from None
         if "/" in text:
             raise ValueError(f"{text!r} is neither a folder nor a stack: {error}") from None
         raise
     return text
-
-
-def _check_place(out: str) -> None:
-    """Before anything is computed."""
-    from pathlib import Path
-
-    if not Path(out).parent.is_dir():
-        raise ValueError(f"--out {out!r}: there is no folder {str(Path(out).parent)!r}")
 
 
 def _lengths(text: str | None) -> list[int]:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tokmix.commands.common import add_imports
+from tokmix.checks import is_there
+from tokmix.commands.common import add_imports, reads_as_stack
 
 ABOUT = "a model folder or a stack layer by layer: parameters, FLOPs, state, reach"
 DIM, LENGTH, VOCAB = 256, 512, 30522
@@ -44,5 +45,9 @@ def _sizes(options: argparse.Namespace) -> list[tuple[int | None, int]]:
 
 
 def _names_a_folder(what: str) -> bool:
-    """No stack has a slash in it."""
-    return "/" in what or "\\" in what or Path(what).is_dir()
+    """No stack has a slash in it. A folder without a model does not hide the mixer of that name."""
+    if "/" in what or "\\" in what:
+        return True
+    if not what.strip() or not is_there(what) or not Path(what).is_dir():
+        return False
+    return any((Path(what) / place / "config.json").is_file() for place in (".", "model")) or not reads_as_stack(what)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tokmix import stack
 from tokmix.budget import match_parameters, parameter_count
 from tokmix.data.tokens import TokenFiles
 from tokmix.lab.settings import Settings
@@ -49,10 +50,13 @@ def names_of(stacks: Sequence[str]) -> list[str]:
     names = [" ".join(name.split()) for name in stacks]
     if len(names) < 1:
         raise ValueError("name at least one stack to compare")
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"stack {twice!r} is named twice")
     if BAG in names:
         raise ValueError(f"{BAG!r} is always a row of the table: leave it out")
+    layers = [stack.parse(name) for name in names]
+    for place, name in enumerate(names):
+        if layers[place] in layers[:place]:
+            first = names[layers.index(layers[place])]
+            raise ValueError(f"stack {name!r} is named twice" + ("" if first == name else f": {first!r} has the same layers"))
     return names
 
 

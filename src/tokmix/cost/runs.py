@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokmix.checks import is_there
+
 TUNE, COMPARE, RECORD = "tune.json", "compare.json", "training.json"
 NOT_MEASURED = "not measured"
 NEEDED = ("flops_training", "examples", "seconds")
@@ -54,7 +56,7 @@ def is_result(path: str | Path) -> bool:
     """Whether this is a folder with a record of what it cost, or of a run that has not ended."""
     folder = Path(path)
     names = (TUNE, COMPARE, RECORD, f"model/{RECORD}", "run.json", "config.json")
-    return folder.is_dir() and any((folder / name).is_file() for name in names)
+    return is_there(folder) and any((folder / name).is_file() for name in names)
 
 
 def results(path: str | Path) -> list[Result]:

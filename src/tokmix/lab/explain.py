@@ -20,6 +20,7 @@ from tokmix.data.tokenize import Encoder
 from tokmix.lab import modelfolder
 from tokmix.lab.imports import import_files
 from tokmix.lab.modelfolder import Trained
+from tokmix.plots import check_picture
 
 TOKENS = 256  # of a text: a larger map is neither affordable nor legible
 EXACT = 2**17  # tokens^2 x width x layers up to which maps are exact
@@ -110,7 +111,7 @@ def encode(trained: Trained, texts: Sequence[str], encoder: Encoder | None = Non
     if not any(text.strip() for text in texts):
         raise ValueError("the text is empty")
     for text in texts:
-        text.encode()  # a lone surrogate, which no tokenizer takes, is a UnicodeEncodeError here
+        checks.check_text(text)
     if trained.record["stream"]:
         ids = encoder.documents([texts[0]])[0].tolist()
         # In training a document begins after the end of the one before it.
@@ -157,7 +158,7 @@ def run(
 
     import_files(imports)
     if out is not None:
-        maps.check_picture(out)
+        check_picture(out)
     trained = modelfolder.load(model, device)
     found = of_text(trained, texts, layer=layer, samples=samples, seed=seed)
     if found.cut:

@@ -13,7 +13,6 @@ from torch import Tensor
 from tokmix.lab.explain import Explained
 
 SHADES = " ·░▒▓█"
-PICTURES = (".png", ".svg", ".pdf")
 WIDEST = 64  # tokens of a map in a terminal
 LABELS = 80  # tokens up to which each is named on the axes of a picture
 LETTERS = 14  # of a token on an axis
@@ -62,17 +61,6 @@ def brightest(weights: Tensor) -> float:
     others = weights[~torch.eye(len(weights), dtype=torch.bool, device=weights.device)]
     top = float(others.float().quantile(0.99)) if others.numel() else 0.0
     return top if top > 0 else max(float(weights.max()), 1e-12)
-
-
-def check_picture(out: str | Path) -> None:
-    """Before anything is computed."""
-    path = Path(out)
-    if path.suffix.lower() not in PICTURES:
-        raise ValueError(f"--out {str(out)!r}: a picture's name ends in one of {', '.join(PICTURES)}")
-    if not path.parent.is_dir():
-        raise ValueError(f"--out {str(out)!r}: there is no folder {str(path.parent)!r}")
-    if path.exists():
-        raise ValueError(f"{path} exists already; nothing is overwritten: name another file, or remove it")
 
 
 def picture(out: str | Path, found: Explained, heads: bool = False) -> Path:

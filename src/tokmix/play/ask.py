@@ -98,7 +98,7 @@ def _checked(name: str, value: Any, field: Field) -> Any:
     if field.kind is float and not whole and not (isinstance(value, float) and math.isfinite(value)):
         raise refuse(422, f"{name} should be a finite number, not {_kind(value)}")
     if not field.low <= value <= field.high:
-        raise refuse(422, f"{name} should be from {field.low:g} to {field.high:g}")
+        raise refuse(422, f"{name} should be from {field.low:,} to {field.high:,}")
     return value
 
 

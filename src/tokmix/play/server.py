@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 import sys
@@ -38,10 +39,10 @@ def serve(
     local = is_local(host)
     if not local:
         print(f"--host {host}: everyone who can reach this address can use the model; there is no password", file=sys.stderr)
-    app = create(engine, LOCAL if local else None)
     with listen(host, port) as listener:
         where = listener.getsockname()
         shown = f"[{where[0]}]" if ":" in where[0] else where[0]
+        app = create(engine, names_of(shown) if local else None)
         print(f"http://{shown}:{where[1]}  (Ctrl-C ends it)", flush=True)
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, limit_concurrency=4 * AT_ONCE, timeout_keep_alive=5, server_header=False, ws="none",
@@ -49,6 +50,11 @@ def serve(
         )  # fmt: skip
         with suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
             uvicorn.Server(config).run(sockets=[listener])
+
+
+def names_of(shown: str) -> list[str]:
+    """What a request may call a server on this machine: also by the address that was printed, 127.0.0.2 say."""
+    return list(dict.fromkeys([*LOCAL, shown]))
 
 
 def is_local(host: str) -> bool:
@@ -73,5 +79,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(128)
     except OSError as error:
         listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:  # no port would help
+            raise ValueError(f"--host {host!r} is no address of this machine ({error.strerror})") from None
         raise ValueError(f"cannot listen on {host} port {port}: {error.strerror}; --port takes another, 0 any that is free") from None
     return listener

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tokmix.checks import check_text
 from tokmix.lab.imports import import_files
 from tokmix.report import html, maps, papers, series, tables
 from tokmix.report.page import MARK, page
@@ -25,6 +26,7 @@ def write(
     text: what the maps are drawn of; None: a text of each model's own data."""
     path = Path(out)
     check_out(path)
+    _check_words(text, title)
     import_files(imports)
     made = build(read(folders), text, title)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,6 +46,13 @@ def check_out(path: Path) -> None:
         with open(path, encoding="utf-8", errors="replace") as file:
             if MARK not in file.read(200):
                 raise ValueError(f"{path} exists and is no report of tokmix: nothing is overwritten; name another file")
+
+
+def _check_words(text: str | None, title: str | None) -> None:
+    for given in (text, title):
+        check_text(given or "")
+    if text is not None and not text.strip():
+        raise ValueError(f"--text {text!r} is empty: give a text to draw the maps of, or leave it out for one of the data")
 
 
 def build(found: Found, text: str | None, title: str | None) -> str:

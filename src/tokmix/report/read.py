@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+BEGUN = {"study.json": "tune", "asked.json": "compare"}  # what each writes first
 POINTS = 300  # of a curve: more than a page can show
 
 
@@ -60,7 +61,10 @@ def read(folders: Sequence[str | Path]) -> Found:
     if not folders:
         raise ValueError("a report needs at least one folder of train, tune, compare or papers")
     found = Found()
-    paths = list(dict.fromkeys(Path(folder) for folder in folders))
+    spelled: dict[Path, Path] = {}  # each folder once, as it was first spelled
+    for folder in folders:
+        spelled.setdefault(Path(folder).resolve(), Path(folder))
+    paths = list(spelled.values())
     for path, name in zip(paths, _names(paths), strict=True):
         if not path.is_dir():
             raise ValueError(f"no folder {str(path)!r}")
@@ -72,6 +76,8 @@ def read(folders: Sequence[str | Path]) -> Found:
             found.runs.append(_run(path, name))
         elif papers := _papers(path):
             found.papers.extend(papers)
+        elif begun := next((command for file, command in BEGUN.items() if (path / file).is_file()), None):
+            raise ValueError(f"{path} is a folder of {begun} that has not ended: finish it with the same command and --resume")
         else:
             raise ValueError(
                 f"{path} is no folder of train, tune or compare (it has no run.json, training.json, tune.json or compare.json),"

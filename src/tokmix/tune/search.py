@@ -109,6 +109,7 @@ def _open(
     check_not_late(data, settings.prepare, "prepare.")
     asked = json.loads(json.dumps({"settings": settings.record(), "space": space.record(), "threads": threads}))
     asked["source"] = "prepared" if is_prepared(data) else f"{data.name}, {data.stat().st_size:,} bytes" if data.is_file() else data.name
+    _check_ours(out)
     out.mkdir(parents=True, exist_ok=True)
     with holding(out / ".lock"), nothing_left_of(out, new=_mark(out, asked)):
         folder = prepared_in(data, out, settings)
@@ -119,14 +120,21 @@ def _open(
     return folder, asked, figure
 
 
+def _check_ours(out: Path) -> None:
+    """Before a lock is put there: a folder of something else is left as it is."""
+    if not out.exists() or (out / MARK).is_file():
+        return
+    if not out.is_dir() or any(one.name not in (".lock", f".{MARK}") for one in out.iterdir()):
+        raise ValueError(f"{out} exists and is not a study of tokmix tune: nothing is overwritten; name another folder")
+
+
 def _mark(out: Path, asked: dict[str, Any]) -> bool:
     """Whether the study is new in this folder."""
     path = out / MARK
     if path.is_file():
         check_same(str(out), json.loads(path.read_text(encoding="utf-8")), asked)
         return False
-    if any(one.name not in (".lock", f".{MARK}") for one in out.iterdir()):
-        raise ValueError(f"{out} exists and is not a study of tokmix tune: nothing is overwritten; name another folder")
+    _check_ours(out)
     write_text(out / f".{MARK}", json.dumps(asked, indent=1))
     (out / f".{MARK}").rename(path)
     return True

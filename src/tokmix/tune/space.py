@@ -83,7 +83,9 @@ class Space:
         return {name: one.at(_share(seed, trial, name)) for name, one in self.ranges.items()}
 
     def check(self, settings: Settings) -> None:
-        """Every end of every range has to be a value that the setting takes."""
+        """Every end of every range has to be a value that the setting takes, and has to matter."""
+        if "train.epochs" in self.ranges and ("train.steps" in self.ranges or settings.train.steps is not None):
+            raise ValueError("space: train.epochs is searched, but train.steps is given and takes its place: leave one of them out")
         for name, one in self.ranges.items():
             for value in one.ends():
                 try:
@@ -112,6 +114,8 @@ def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, told in given.items():
         inner = {f"{name}.{key}": value for key, value in told.items()} if name in GROUPS and isinstance(told, dict) else {name: told}
+        if twice := next((key for key in inner if key in found), None):
+            raise ValueError(f"space: {twice} stands there twice, by its full name and under its group: leave one out")
         found |= inner
     return found
 
@@ -139,7 +143,9 @@ def _range(name: str, told: Any) -> Range:
     if len(values) not in ((2, 3) if kind == "int" else (2,)) or any(isinstance(v, bool) or not isinstance(v, number) for v in values):
         raise ValueError(f"space: {name}: {kind} takes {_WANTED[kind]}, not {values!r}")
     low, high = values[:2]
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ValueError(f"space: {name}: {kind} of {values!r}: both ends should be finite numbers")
+    if low >= high:
         raise ValueError(f"space: {name}: {kind} of {values!r}: the lower end should be below the upper one")
     if kind == "loguniform" and low <= 0:
         raise ValueError(f"space: {name}: loguniform of {values!r}: both ends should be above 0")
