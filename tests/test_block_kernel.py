@@ -91,6 +91,17 @@ def test_full_size(device: str, block: int, k: int, e: int, dtype: torch.dtype) 
     check(draw(device, 2, 2, 300, k, e, True), dtype, block)
 
 
+WIDTHS = (16, 32, 64, 128)
+TILES = [(block, k, e) for block in choice.BLOCKS for k in WIDTHS for e in WIDTHS if block * max(k, e) <= choice.ON_CHIP[2]]
+
+
+@pytest.mark.parametrize("device", DEVICES[1:])
+@pytest.mark.parametrize(("block", "k", "e"), TILES, ids=str)
+def test_every_tile(device: str, block: int, k: int, e: int) -> None:
+    """Which of them a GPU is given unasked: choice.PROVEN."""
+    check(draw(device, 2, 2, 300, k, e, True), torch.bfloat16, block)
+
+
 @each_device
 @pytest.mark.parametrize("decay", [True, False], ids=["decay", "no decay"])
 def test_padding(device: str, decay: bool) -> None:
@@ -276,15 +287,20 @@ def test_what_blocks_need_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "use_triton", lambda x, dtype, fits, needed: needs.append(needed) or fits)
     for block, k, e in ((64, 64, 64), (128, 64, 64), (32, 128, 128), (64, 128, 64), (64, 65, 80)):
         given = draw("cpu", 1, 1, 4, k, e, False)
-        assert choice._block_kernel(*(given[name].bfloat16() for name in ("w_in", "w_out", "values")), block)
+        with implementation("triton"):
+            assert choice._block_kernel(*(given[name].bfloat16() for name in ("w_in", "w_out", "values")), block)
     assert needs == [dispatch.ANY_GPU, *[dispatch.A100] * 3, dispatch.H100]
 
 
 def test_a_gpu_is_given_the_kernels_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float32 where they are asked for alone."""
+    """In tiles that have been checked there; in others, and in float32, where they are asked for alone."""
     monkeypatch.setattr(choice, "use_triton", lambda x, dtype, fits, needs: fits)
-    small = draw("cpu", 1, 1, 20, 4, 4, True)
-    taken = lambda dtype: choice._block_kernel(*(small[name].to(dtype) for name in ("w_in", "w_out", "values")), 16)
-    assert taken(torch.bfloat16) and taken(torch.float16) and not taken(torch.float32)
+
+    def taken(dtype: torch.dtype, block: int = 16, k: int = 4, e: int = 4) -> bool:
+        given = draw("cpu", 1, 1, 20, k, e, True)
+        return choice._block_kernel(*(given[name].to(dtype) for name in ("w_in", "w_out", "values")), block)
+
+    assert taken(torch.bfloat16) and taken(torch.float16) and taken(torch.bfloat16, 64, 40, 64) and taken(torch.bfloat16, 64, 64, 24)
+    assert not taken(torch.float32) and not taken(torch.bfloat16, 128, 64, 64) and not taken(torch.bfloat16, 16, 64, 16)
     with implementation("triton"):
-        assert taken(torch.float32)
+        assert taken(torch.float32) and taken(torch.bfloat16, 128, 64, 64) and taken(torch.bfloat16, 16, 64, 16)
