@@ -225,7 +225,7 @@ BAD = {
     "missing score": ("a.csv", b"text,score\na,1.5\nb,\n", {}, "line 3: column 'score' is empty"),
     "word for a score": ("a.csv", b"text,score\na,1\nb,high\n", {"task": "regress"}, "line 3: score 'high' is not a number"),
     "nan label": ("a.csv", b"text,label\na,1\nb,nan\nc,0\n", {}, "line 3: label is nan"),
-    "missing label": ("a.csv", b"text,label\na,x\nb,\n", {}, "line 3: column 'label' is empty"),
+    "missing label": ("a.csv", b"text,label\na,x\nb,\n", {}, "line 3: column 'label' is empty; every row needs one"),
     "not json": ("a.jsonl", b'{"text": "a", "label": 1}\n{oops\n', {}, "line 2: not JSON"),
     "deep json": ("a.jsonl", b'{"text": "a", "label": 1}\n{"x": ' + b"[" * 10**5 + b"]" * 10**5 + b"}\n", {}, "a.jsonl, line 2: lists"),
     "deep array": ("a.json", b'[{"text": "a"}, {"x": ' + b"[" * 10**5 + b"]" * 10**5 + b"}]", {}, "a.json, object 2: lists or objects"),

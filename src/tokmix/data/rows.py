@@ -75,7 +75,7 @@ def _target(part: Part, number: int, column: str, value: Any) -> str:
         raise ValueError(f"{part.where(number)}: column {column!r} holds {type(value).__name__}; one label or score a row is needed")
     text = "" if value is None else str(value).strip()
     if not text:
-        raise ValueError(f"{part.where(number)}: column {column!r} is empty")
+        raise ValueError(f"{part.where(number)}: column {column!r} is empty; every row needs one: fill it in, or leave the row out")
     return text
 
 
