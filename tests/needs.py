@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import torch
 
 # program -> (what it is, names on the PATH, places beside it)
 TOOLS = {
@@ -28,6 +29,14 @@ def find(name: str) -> Path | None:
     if found is None:
         found = next((path for place in places for path in sorted(glob.glob(place), reverse=True)), None)
     return None if found is None else Path(found)
+
+
+def memory(count: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """So many numbers of which few are ever touched; a machine that does not even promise them skips the test."""
+    try:
+        return torch.empty(count, dtype=dtype, device=device)
+    except RuntimeError:
+        pytest.skip(f"no room for {count * dtype.itemsize / 2**30:.1f} GiB")
 
 
 def tool(name: str) -> Path:

@@ -110,3 +110,19 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert writer.stderr.read() == ""
     assert writer.wait() == 0
     writer.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["train", "a.csv", "--outt", "x"], "tokmix train: the following arguments are required: --out; there is no '--outt', did you mean"),
+        (["train", "a.csv"], "tokmix train: the following arguments are required: --out (`tokmix train --help` tells all)"),
+        (["bench", "layer"], "tokmix bench: argument what: invalid choice: 'layer'"),
+        (["trian", "a.csv"], "tokmix: argument COMMAND: invalid choice: 'trian'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_told_in_one_line(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(given)
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and error.startswith(told) and error.count("\n") == 1

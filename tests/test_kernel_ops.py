@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._library.custom_ops import OPDEFS
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests import needs
 from tests.kernel_cases import HYPER, fused, hyper_case, net_of, textbook
 from tests.kernel_rule import (
     Body,
@@ -306,7 +307,7 @@ def test_last_row_of_many_sequences(device: str) -> None:
     from tokmix.ops.hyper_mix import launch, middle_triton
 
     e, sequences = 64, 2**31 // 64**2 + 1
-    given, found = (torch.empty(1, e + 1, sequences, e, dtype=torch.float16, device=device) for _ in range(2))
+    given, found = (needs.memory((e + 1) * sequences * e, torch.float16, device).view(1, e + 1, sequences, e) for _ in range(2))
     given[0, :, 0] = torch.randn(e + 1, e)
     weights = torch.randn(e, 16, device=device).half(), torch.randn(16, device=device).half()
     how = (True, True, 16, 16, e, e + 1, e, launch.KINDS[torch.float16], dispatch.INTERPRETED, "ieee")

@@ -182,6 +182,7 @@ def test_given_widths_end_with_the_longest_row() -> None:
 def test_a_job_learns_and_says_what_it_did(paper_data: Path) -> None:
     outcome = rows.run(spec(), Context(torch.device("cpu"), paper_data, lambda text: None))
     json.dumps(outcome)
+    assert 0 < 7 * outcome["pace"]["seconds"] < outcome["training_seconds"], "of eight epochs the first is left out"
     assert sum(outcome["rows"][part] for part in ("train", "dev", "pieces")) == 300 and outcome["rows"]["valid"] == 60
     assert outcome["steps"] == 8 * -(-outcome["rows"]["train"] // 16) and outcome["columns"] > outcome["tokens"] > 0
     for run in outcome["runs"]:
@@ -194,27 +195,23 @@ def test_a_job_learns_and_says_what_it_did(paper_data: Path) -> None:
     assert [run["dev_curve"] for run in again["runs"]] == [run["dev_curve"] for run in outcome["runs"]]
 
 
-def test_the_first_epoch_and_scoring_do_not_count_for_the_pace(paper_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A counter of energy and a clock that go on by themselves: a second and a joule a reading."""
-
-    class Ticks:
-        source, note = "ticks", ""
-
-        def __init__(self) -> None:
-            self.read = 0.0
+def test_the_first_epoch_and_scoring_do_not_count_for_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counter:
+        source, note, read = "made up", "", 0.0
 
         def joules(self) -> float:
-            self.read += 1.0
             return self.read
 
-    pace = rows.Pace(torch.device("cpu"))
-    monkeypatch.setattr(pace, "counter", Ticks())
-    pace.end()  # of the first epoch
-    assert pace.of_an_epoch() is None
-    for _ in range(2):
-        pace.begin()
+    pace, counter = rows.Pace(torch.device("cpu")), Counter()
+    monkeypatch.setattr(pace, "counter", counter)
+    for taken in (100.0, 2.0, 4.0):  # joules of an epoch
+        counter.read += taken
         pace.end()
-    assert pace.of_an_epoch()["joules"] == 1.0 and pace.of_an_epoch()["seconds"] > 0
+        known = pace.of_an_epoch()
+        counter.read += 50.0  # of scoring
+        pace.begin()
+        assert known is None if taken == 100.0 else known is not None
+    assert known is not None and known["joules"] == 3.0 and known["seconds"] is not None
 
 
 def test_all_of_train_may_be_learned_from(paper_data: Path) -> None:

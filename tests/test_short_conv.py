@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import tokmix
+from tests import needs
 from tests.kernel_rule import DEVICES, Seen, Tensors, check, draw, each_device, each_dtype, poisoned
 from tokmix.ops import dispatch
 from tokmix.ops.dispatch import implementation
@@ -168,7 +169,7 @@ def test_rows_far_apart(device: str) -> None:
     """The first and the last tap are more numbers apart than 32 bits count; most of the memory between is never touched."""
     K, D = choice.MOST, 8
     far = 2**31 // (K - 1) + 1
-    whole = torch.empty((K - 1) * far + D, dtype=torch.bfloat16, device=device)
+    whole = needs.memory((K - 1) * far + D, torch.bfloat16, device)
     x = whole.as_strided((1, K, D), (0, far, 1)).copy_(torch.randn(1, K, D))
     taps, found = torch.randn(D, K, device=device).bfloat16(), []
     for leaf in (x.detach(), x.contiguous()):

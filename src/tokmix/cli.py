@@ -6,6 +6,8 @@ import argparse
 import importlib
 import os
 import sys
+from collections.abc import Sequence
+from typing import NoReturn
 
 from tokmix.checks import nearest
 from tokmix.commands import COMMANDS
@@ -13,11 +15,11 @@ from tokmix.commands import COMMANDS
 
 def main(arguments: list[str] | None = None) -> int:
     """0 = done, 1 = something given does not work (one line says what), 2 = the command line cannot be read."""
-    parser = _parser()
-    options, unknown = parser.parse_known_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    parser = _parser(given)
+    options, unknown = parser.parse_known_args(given)
     if unknown:
-        known = [name for name in options.known if name.startswith("--")]
-        parser.error(f"{options.command} has no argument {unknown[0]!r}{nearest(unknown[0], known)}")
+        parser.error(f"{options.command} has no argument {unknown[0]!r}{nearest(unknown[0], options.known)}")
     try:
         code = options.run(options)
         sys.stdout.flush()
@@ -33,13 +35,31 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tokmix", description="Token mixing at low cost: a library and a lab.", allow_abbrev=False)
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what cannot be read, without the usage, which is a page of some commands."""
+
+    given: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("the following arguments are required"):  # what was given instead may be one of them, mistyped
+            names = [word.split("=")[0] for word in self.given]
+            strange = next((name for name in names if name.startswith("--") and name not in self._option_string_actions), None)
+            message += "" if strange is None else f"; there is no {strange!r}{nearest(strange, options_of(self))}"
+        self.exit(2, f"{self.prog}: {message} (`{self.prog} --help` tells all)\n")
+
+
+def options_of(parser: argparse.ArgumentParser) -> list[str]:
+    return [name for name in parser._option_string_actions if name.startswith("--")]
+
+
+def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    parser = _Parser(prog="tokmix", description="Token mixing at low cost: a library and a lab.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         command = importlib.import_module(f"tokmix.commands.{name}")
         about = command.ABOUT
         made = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", allow_abbrev=False)
         command.add(made)
-        made.set_defaults(run=command.run, known=list(made._option_string_actions))
+        made.set_defaults(run=command.run, known=options_of(made))
+        made.given = given
     return parser
