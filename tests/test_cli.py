@@ -115,7 +115,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["train", "a.csv", "--outt", "x"], "tokmix train: the following arguments are required: --out; there is no '--outt', did you mean"),
+        (["train", "a.csv", "--outt", "x"], "tokmix train: the following arguments are required: --out; there is no '--outt', did you"),
         (["train", "a.csv"], "tokmix train: the following arguments are required: --out (`tokmix train --help` tells all)"),
         (["bench", "layer"], "tokmix bench: argument what: invalid choice: 'layer'"),
         (["trian", "a.csv"], "tokmix: argument COMMAND: invalid choice: 'trian'"),

@@ -18,6 +18,7 @@ import numpy as np
 
 from tests.comparison import BASE, GIVEN, STACKS, Here, prepared
 from tests.lab import SMALL, settings, write_scores, write_table, write_text
+from tokmix import plots
 from tokmix.compare import draw, outcomes, plan, pool, run, summary, worker
 from tokmix.data.prepare import prepare
 from tokmix.data.tokens import TokenFiles
@@ -81,7 +82,8 @@ def test_numbers_along_the_axis_of_costs_stand_apart_and_differ(farthest: float)
     page = draw.figure(11, 4.5)
     axes = page.add_subplot(1, 2, 1)
     axes.scatter([7.37e8, 7.37e8 * farthest], [0.1, 0.2])
-    draw._log_ticks(axes)
+    axes.set_xscale("log")
+    plots.log_ticks(axes.xaxis)
     page.tight_layout()
     page.canvas.draw()
     low, high = axes.get_xlim()

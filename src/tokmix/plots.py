@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,3 +155,23 @@ def _legend(page: Any, groups: Sequence[str]) -> None:
         Line2D([], [], color=COLOURS[3], linewidth=1.4, label="output"),
     ]
     page.legend(handles=handles, loc="upper right", bbox_to_anchor=(0.985, 0.995), ncol=len(handles), frameon=False, fontsize=8)
+
+
+def log_ticks(axis: Any) -> None:
+    """Few enough to be read, on an axis with a log scale: where it spans less than a decade, matplotlib labels every step."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    spans = high / low if low > 0 else math.inf
+    axis.set_major_locator(MaxNLocator(4) if spans < 6 else LogLocator(subs=(1.0, 2.0, 5.0) if spans < 50 else (1.0,), numticks=7))
+    digits = 2 + max(1, math.ceil(math.log10(high / (high - low))))  # so many that neighbours differ
+    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value, digits)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def short(value: float, digits: int = 3) -> str:
+    """3.4e8 -> '340M'."""
+    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.{digits}g}{letter}"
+    return f"{value:.{digits}g}"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokmix.plots import COLOURS, GREY, INK, figure
+from tokmix.plots import COLOURS, GREY, INK, figure, log_ticks
 
 MARKERS = "osD^vPX*"
 AXES = {"flops": "FLOPs of training, forward and backward", "seconds": "seconds", "energy_joules": "joules"}
@@ -76,7 +75,8 @@ def _costs(found: Mapping[str, Any], path: Path) -> Path:
             zorder=0,
             drawstyle="steps-post",
         )
-        _log_ticks(axes)
+        axes.set_xscale("log")
+        log_ticks(axes.xaxis)
         axes.set_xlabel(AXES[part], color=INK)
         absent = [e["name"] for e in found["entries"] if not any(r["cost"][part] for r in found["table"] if r["entry"] == e["name"])]
         axes.set_title(f"not measured: {', '.join(absent)}" if absent else "", loc="left", fontsize=8, color=GREY)
@@ -84,20 +84,6 @@ def _costs(found: Mapping[str, Any], path: Path) -> Path:
     page.tight_layout()
     page.savefig(path)
     return path
-
-
-def _log_ticks(axes: Any) -> None:
-    """Few enough to be read: of an axis of less than a decade, as the costs of like models give, matplotlib labels every step."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
-
-    axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    decades = math.log10(high / low)
-    narrow, wide = MaxNLocator(5), LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2 else (1.0,))
-    axes.xaxis.set_major_locator(narrow if decades < 0.7 else wide)
-    digits = 2 + max(1, math.ceil(math.log10(high / (high - low))))  # so many that neighbours differ
-    axes.xaxis.set_major_formatter(lambda value, place: f"{value:.{digits}g}")
-    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _finish(page: Any, axes: Any, found: Mapping[str, Any], path: Path | None) -> Path:

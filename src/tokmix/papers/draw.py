@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokmix.plots import GREY, INK, figure
+from tokmix.plots import GREY, INK, figure, log_ticks
 
 COLOURS = ("#d1495b", "#2e6f95", "#5b8e7d", "#bc8034", "#7b5ea7", "#0f8b8d", "#c0588f", "#5d6b2f", "#8c564b", "#4a5568")
 MARKERS = "osD^vPX*<>"
@@ -106,7 +105,7 @@ def _curves(axes: Any, panel: Panel, known: Sequence[str]) -> None:
             axes.fill_between(list(curve.x), low, list(curve.high), color=style["color"], alpha=0.15, linewidth=0)
     for side, log in ((axes.xaxis, panel.log_x), (axes.yaxis, panel.log_y)):
         if log:
-            _log_ticks(side)
+            log_ticks(side)
     if not panel.log_x and all(float(x).is_integer() for curve in panel.curves for x in curve.x):
         axes.xaxis.get_major_locator().set_params(integer=True)  # there is no half of a trial
     if panel.ticks:
@@ -127,25 +126,6 @@ def _call(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:
         axes.annotate(str(place), (x, y), xytext=(-3, -3), textcoords="offset points", ha="right", va="top", fontsize=7, color=INK)
     told = "\n".join(f"{place} {name}" for place, (_, _, name) in enumerate(points, start=1))
     axes.text(1.02, 1.0, told, transform=axes.transAxes, ha="left", va="top", fontsize=6.5, color=INK, linespacing=1.4)
-
-
-def _log_ticks(axis: Any) -> None:
-    """As many numbers as there is room for: matplotlib's own stand on each other where an axis spans little."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-
-    low, high = axis.get_view_interval()
-    spans = high / low if low > 0 else math.inf
-    axis.set_major_locator(MaxNLocator(4) if spans < 6 else LogLocator(subs=(1.0, 2.0, 5.0) if spans < 50 else (1.0,), numticks=7))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def short(value: float) -> str:
-    """3.4e8 -> '340M'."""
-    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
 
 
 def _dots(axes: Any, dots: Dots, known: Sequence[str]) -> None:
