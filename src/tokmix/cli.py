@@ -52,7 +52,7 @@ def options_of(parser: argparse.ArgumentParser) -> list[str]:
     return [name for name in parser._option_string_actions if name.startswith("--")]
 
 
-def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser = _Parser(prog="tokmix", description="Token mixing at low cost: a library and a lab.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
