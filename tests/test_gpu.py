@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 import tokmix
 from tests.cases import ALL, DEFAULTS, DIM, Case, tokens
@@ -38,6 +39,20 @@ def test_step_on_the_gpu(case: Case) -> None:
     whole = mixer(x)
     torch.testing.assert_close(torch.cat([first, second], dim=1)[0], whole[0], rtol=0, atol=1e-10)
     torch.testing.assert_close(second[1, :2], whole[1, 5:7], rtol=0, atol=1e-10)
+
+
+@by_name([case for case in DEFAULTS if case.causal and case.has("step")])
+@torch.no_grad()
+def test_a_step_can_be_recorded_as_a_graph(case: Case) -> None:
+    """Nothing in it waits for the GPU."""
+    mixer, x = case.make(dtype=torch.float32).cuda(), tokens(2, 6, DIM, dtype=torch.float32).cuda()
+    _, state = mixer.step(x[:, :5], mixer.init_state(2, x))
+    expected, _ = mixer.step(x[:, 5:], tree_map(torch.clone, state))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found, _ = mixer.step(x[:, 5:], state)
+    graph.replay()
+    torch.testing.assert_close(found, expected)
 
 
 @by_name(DEFAULTS)

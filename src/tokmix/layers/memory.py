@@ -48,8 +48,10 @@ def recent(buffer: Tensor, x: Tensor, rows: Rows | None) -> Tensor:
 
 def check_room(kind: str, limit: int, position: Tensor, counts: Tensor | int, bound: int | None = None) -> None:
     """Raise where a row's position would pass a mixer's limit. `bound` is a host-side upper bound of the new
-    positions: within the limit it saves asking the device. Compiled code relies on the caller having checked."""
+    positions: within the limit it saves asking the device. Compiled code and CUDA graphs rely on the caller having checked."""
     if torch.compiler.is_compiling() or position.is_meta or (bound is not None and bound <= limit):
+        return
+    if position.is_cuda and torch.cuda.is_current_stream_capturing():
         return
     longest = int((position + counts).max())
     if longest > limit:
