@@ -18,7 +18,7 @@ from tokmix.bench import table
 from tokmix.bench.cases import Size, draw
 from tokmix.bench.decode import state_after, stepped
 from tokmix.bench.rivals import Rival, attention_layers, linear_core, linear_layer
-from tokmix.bench.rule import Verdict
+from tokmix.bench.rule import Tensors, Verdict, with_gradients
 from tokmix.bench.run import run
 from tokmix.bench.settings import Asked
 from tokmix.mixer import create
@@ -202,6 +202,20 @@ def _told(check: dict[str, Any]) -> str:
     """What is over in a check that fails."""
     over = [str(one) for one in (Verdict(**one) for one in check.get("verdicts", [])) if not one.holds]
     return f"{check['name']} {check['shape']}: {check.get('problem', '; '.join(over))}"
+
+
+def test_what_is_asked_of_y_lies_as_y_does() -> None:
+    """Whatever the layout of what is drawn: cuDNN's plan of a backward pass is kept for the first one that it met."""
+    strides = []
+
+    def turned(given: Tensors) -> Tensor:
+        y = (2 * given["x"]).transpose(0, 1)
+        y.register_hook(lambda dy: strides.append(dy.stride()))
+        return y
+
+    found = with_gradients(turned, {"x": torch.ones(3, 5)}, dy := torch.randn(5, 3), torch.float64)
+    assert strides == [(1, 5)]
+    assert torch.equal(found["x"], 2 * dy.double().T)
 
 
 @pytest.mark.gpu

@@ -55,10 +55,11 @@ def judge(ours: Tensors, plain: Tensors, exact: Tensors, dtype: torch.dtype) -> 
 
 
 def with_gradients(body: Body, given: Tensors, dy: Tensor, dtype: torch.dtype) -> Tensors:
-    """y and the gradients of everything given, all taken to dtype."""
+    """y and the gradients of everything given, all taken to dtype. dy lies in memory as y does: torch (2.11) keeps cuDNN's plan of
+    attention's backward pass by the strides of q, k and v alone, and reads a dy that lies another way than the first one did wrongly."""
     leaves = {name: tensor.detach().to(dtype).requires_grad_() for name, tensor in given.items()}
     y = body(leaves)
-    grads = torch.autograd.grad(y, list(leaves.values()), dy.to(y.dtype))
+    grads = torch.autograd.grad(y, list(leaves.values()), torch.empty_like(y).copy_(dy))
     return {"y": y.detach(), **dict(zip(leaves, grads, strict=True))}
 
 
