@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tokmix import checks
+from tokmix.ops import assembler
 
 IMPLEMENTATIONS = ("reference", "triton")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -72,7 +73,8 @@ def use_triton(x: Tensor, dtype: torch.dtype, fits: bool, needs: int = ANY_GPU) 
 
 def room(device: torch.device) -> int:
     """Bytes of shared memory that a program may take on a device; none where our kernels are not known to compile: on GPUs
-    before Ampere, and on those that are not NVIDIA's. In the interpreter, and where a GPU is only imagined, as on an H100."""
+    before Ampere, on those that are not NVIDIA's, and on Hopper with a ptxas that errs (`assembler`). In the interpreter, and
+    where a GPU is only imagined, as on an H100."""
     return _room(device.type, device.index)
 
 
@@ -85,7 +87,7 @@ def _room(kind: str, index: int | None) -> int:
     if kind != "cuda" or not torch.cuda.is_available():
         return H100
     properties = torch.cuda.get_device_properties(index)
-    if torch.version.hip or properties.major < 8:
+    if torch.version.hip or properties.major < 8 or (properties.major == 9 and HAS_TRITON and not assembler.choose()):
         return 0
     return int(getattr(properties, "shared_memory_per_block_optin", ANY_GPU))
 
