@@ -98,7 +98,7 @@ TILES = [(block, k, e) for block in choice.BLOCKS for k in WIDTHS for e in WIDTH
 @pytest.mark.parametrize("device", DEVICES[1:])
 @pytest.mark.parametrize(("block", "k", "e"), TILES, ids=str)
 def test_every_tile(device: str, block: int, k: int, e: int) -> None:
-    """Which of them a GPU is given unasked: choice.PROVEN."""
+    """k and e of any two widths: the tiles are square, and the narrower one is padded."""
     check(draw(device, 2, 2, 300, k, e, True), torch.bfloat16, block)
 
 

@@ -10,18 +10,24 @@ from tokmix.ops.causal_hyper_mix.launch import Plan, by_token, flat, lined, stri
 from tokmix.ops.dispatch import INTERPRETED
 from tokmix.ops.hyper_mix.launch import KINDS
 
-# For heads of up to 64; wider ones get twice as many. With four, Triton 3.6 read wrong numbers where values have up to 32 channels (H200).
+# For heads of up to 64; wider ones get twice as many.
 WARPS = {"read": 8, "border": 4, "pull": 8}
 
 
+def _side(plan: Plan) -> int:
+    """Of the square tile that holds k x e. Sixteen warps leave less than tensor cores take of a tile of 16 x 128, and Triton 3.6
+    lets them read where no memory is."""
+    return max(plan.kp, plan.ep)
+
+
 def _warps(plan: Plan, name: str) -> int:
-    return WARPS[name] * (1 if max(plan.kp, plan.ep) <= 64 else 2)
+    return WARPS[name] * (1 if _side(plan) <= 64 else 2)
 
 
 def _ending(plan: Plan, dtype: torch.dtype) -> tuple[object, ...]:
     """The constants that every kernel ends with. Three products in a row: of tf32x3 they would have more than twice torch's error."""
     precision = "ieee" if plan.precision == "tf32x3" else plan.precision
-    return plan.k, plan.e, plan.kp, plan.ep, plan.chunk, KINDS[dtype], INTERPRETED, precision
+    return plan.k, plan.e, _side(plan), _side(plan), plan.chunk, KINDS[dtype], INTERPRETED, precision
 
 
 def forward(

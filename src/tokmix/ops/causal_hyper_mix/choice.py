@@ -9,12 +9,9 @@ from tokmix.ops.causal_hyper_mix import block_library, blocks, library, referenc
 from tokmix.ops.causal_hyper_mix.reference import Carry
 from tokmix.ops.dispatch import A100, ANY_GPU, H100, KERNEL_DTYPES, forced, use_triton
 from tokmix.ops.hyper_mix import length_scale
-from tokmix.ops.sizes import next_power_of_2
 
 WIDEST = (512, 256)  # k and e that programs can hold on chip
 BLOCKS, WIDEST_IN_BLOCKS = (16, 32, 64, 128), 128  # tokens of a block, which is one tile; k and e beside it
-# Tokens of a block, k and e as tiles hold them, that have been checked on an H200: Triton reads wrong numbers in some shapes.
-PROVEN = {(16, 16, 16), (16, 128, 128), (32, 64, 64), (64, 64, 32), (64, 64, 64), (64, 128, 128), (128, 32, 32)}
 ON_CHIP = {2: 8192, 4: 4096}  # tokens times k or e, by the bytes of a number: more does not fit a multiprocessor
 
 
@@ -51,15 +48,11 @@ def _block_kernel(w_in: Tensor, w_out: Tensor, values: Tensor, block: int) -> bo
     k, e = w_in.shape[3], values.shape[3]
     wide = max(k, e)
     small = block in BLOCKS and wide <= WIDEST_IN_BLOCKS and block * wide <= ON_CHIP.get(w_in.dtype.itemsize, 0)
-    proven = w_in.dtype != torch.float32 and (block, _tile(k), _tile(e)) in PROVEN
-    fits = small and values.numel() > 0 and w_in.dtype == w_out.dtype and (proven or forced() == "triton")
+    asked = w_in.dtype != torch.float32 or forced() == "triton"
+    fits = small and asked and values.numel() > 0 and w_in.dtype == w_out.dtype
     # The backward kernel for blocks of 64 and wide heads takes 192 KiB where products are made by warp (before an H100).
-    widest = block == 64 and min(k, e) > 64
+    widest = block == 64 and wide > 64
     return use_triton(values, w_in.dtype, fits, H100 if widest else ANY_GPU if max(block, wide) <= 64 else A100)
-
-
-def _tile(width: int) -> int:
-    return max(16, next_power_of_2(max(1, width)))
 
 
 def _fits(w_in: Tensor, w_out: Tensor, values: Tensor, carry: Carry) -> bool:
