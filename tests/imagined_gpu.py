@@ -17,7 +17,7 @@ import triton.runtime
 from triton.backends.compiler import GPUTarget
 
 import tokmix
-from tokmix.ops import dispatch
+from tokmix.ops import assembler, dispatch
 from tokmix.ops.convolve import convolve
 from tokmix.ops.shift_mix.choice import norm_shift_mix, step
 from tokmix.ops.short_conv import short_conv
@@ -102,7 +102,7 @@ CASES: dict[str, dict[str, Callable[[], None]]] = {
     "taps": {f"{K}, {dtype}": taps(K, dtype) for K, dtype in ((4, HALF), (8, SINGLE))},
     "shifts": {variant: layer("hsm", 512, 256, HALF, causal=True, variant=variant, layer=2) for variant in ("vector", "gate", "matrix")}
     | {"normed": normed_shift, "step": step_of_shift},
-    "lags": {"hypermlp": layer("hypermlp", 256, 256, HALF, causal=True)},
+    "lags": {name: layer(name, 512, 256, HALF, causal=True) for name in ("hypermlp", "hyperglu")},
     "convolution": {"of the shapes": convolution},
 }
 
@@ -113,6 +113,7 @@ def main(capability: int, room: int, which: str, names: list[str]) -> None:
     triton.runtime.driver.set_active(driver)
     dispatch._require_kernels = lambda x: None  # type: ignore[assignment]  # this is a CPU without the interpreter
     dispatch.room = lambda device: room  # type: ignore[assignment]
+    assembler.choose()
     launched = {}
     with dispatch.implementation("triton"):
         for name in names:

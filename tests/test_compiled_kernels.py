@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.machine_code import unset_registers
 from tokmix.ops import dispatch
 from tokmix.ops.dispatch import A100, ANY_GPU, H100
 
@@ -19,6 +20,7 @@ from tokmix.ops.dispatch import A100, ANY_GPU, H100
 RTX_4090, AN_A100, AN_H100 = (89, ANY_GPU), (80, A100), (90, H100)
 SCAN, BLOCK = {"write", "join", "read", "pull", "finish"}, {"write", "block_read", "block_border", "block_pull"}
 TAPS = {"conv_forward", "conv_backward"}
+LAGS = {"sums", "output", "weights", "pull_scores", "banks", "back", "keys"}
 SHORT, WIDE = {"short_forward", "short_backward"}, {"gelu_forward", "gelu_backward", "spread"}
 HEADS = {"state", "middle_forward", "output", "middle_backward", "tied_backward"}
 SHIFTS = {
@@ -44,7 +46,8 @@ EXPECTED: list[tuple[tuple[int, int], str, dict[str, set[str]]]] = [
     (AN_H100, "blocks, wide heads", {"of 32": BLOCK, "of 64": BLOCK}),
     (RTX_4090, "taps", dict.fromkeys(("4, torch.bfloat16", "8, torch.float32"), TAPS)),
     (RTX_4090, "shifts", SHIFTS),
-    (RTX_4090, "lags", {"hypermlp": {"sums", "output", "weights", "pull_scores", "banks", "back", "keys"}}),
+    (RTX_4090, "lags", {"hypermlp": LAGS}),
+    (AN_H100, "lags", {"hypermlp": LAGS, "hyperglu": {"sums", "output", "pull_scores", "back"}}),  # the others are the same
     (RTX_4090, "convolution", {"of the shapes": {"slide", "weigh"}}),
 ]
 
@@ -62,6 +65,9 @@ def test_compiles_and_fits(gpu: tuple[int, int], which: str, expected: dict[str,
     for name, kernels in expected.items():
         assert kernels <= launched[name], (name, launched[name])
         assert bool(launched[name]) == bool(kernels), (name, launched[name])
+    if gpu == AN_H100:
+        wrong = {path.stem: found for path in tmp_path.glob("*/*.cubin") if (found := unset_registers(path))}
+        assert not wrong
 
 
 @pytest.mark.parametrize(("major", "shared", "hip", "found"), [(7, 64, None, 0), (8, 99, None, 99), (9, 227, None, 227), (9, 64, "6.4", 0)])

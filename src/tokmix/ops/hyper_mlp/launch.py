@@ -16,7 +16,7 @@ from tokmix.ops.sizes import cdiv, next_power_of_2
 SIDE = 64  # queries, and keys, of a tile
 WIDEST = (256, 64)  # columns of v that a program holds: of 16-bit numbers, of float32
 # Warps and pipeline stages of a program: the fastest on an H200.
-SUMS, OUTPUT = (4, 3), (8, 2)
+SUMS, OUTPUT = (4, 3), (8, 3)
 FITTED: dict[tuple[Any, ...], tuple[int, int]] = {}  # stages and columns that a kernel was found to have room for
 
 

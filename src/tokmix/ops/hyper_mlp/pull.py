@@ -18,10 +18,9 @@ from tokmix.ops.hyper_mlp.launch import Parts, Plan, by_token, lined, padded, pa
 from tokmix.ops.sizes import cdiv
 
 SCRATCH = 2**28  # bytes; a stripe is one tile of queries at least
-RUN = 16  # tiles of keys of a program
-# Warps and pipeline stages of a program. Of the fastest on an H200 those that gave right numbers there in every case.
-WEIGHTS, SCORES, BACK, BANKS, KEYS = (4, 2), (4, 2), (4, 2), (4, 2), (4, 3)
-DEEP_BANKS = (4, 3)  # for bfloat16 by lag, the case it was checked in
+RUN = 8  # tiles of lags of a program
+# Warps and pipeline stages of a program: the fastest on an H200.
+WEIGHTS, SCORES, BACK, BANKS, KEYS = (4, 3), (4, 3), (4, 2), (4, 3), (4, 4)
 
 
 class Stripe(NamedTuple):
@@ -70,7 +69,7 @@ class Given(NamedTuple):
 
 
 class Gradients:
-    """Sums over all stripes. Banks as [shares, halves, heads, tiles SIDE (, r)]."""
+    """Sums over all stripes. Banks as [shares, heads, tiles SIDE (, r)]."""
 
     def __init__(self, plan: Plan, given: Given, tiles_at_once: int):
         whole = plan.H * plan.tiles**2
@@ -84,7 +83,7 @@ class Gradients:
     def _room(self, plan: Plan, bank: Parts, heads: int) -> list[Tensor]:
         if bank.down is None:
             return []
-        shape = (self.shares * (1 + plan.lag), heads, plan.tiles * launch.SIDE)
+        shape = (self.shares, heads, plan.tiles * launch.SIDE)
         return [torch.zeros(size, device=plan.device) for size in ((*shape, bank.rank), (*shape, bank.rank), shape)]
 
     def of_bank(self, sums: list[Tensor], T: int, like: tuple[Tensor | None, ...]) -> list[Tensor]:
@@ -132,6 +131,7 @@ class Pass:
         self.dw, self.z, self.dh, self.a = scratch[:4]
         self.glu = plan.score_heads > plan.H
         self.z2, self.dh2 = scratch[4:] if self.glu else (self.z, self.dh)
+        self.dz, self.dz2, self.w = self.z, self.z2, self.dw  # by key, where the banks' gradients have been read
         self.tiles, self.size = stripe.end, stripe.end - stripe.first
         self.runs = cdiv(self.tiles, RUN)
         self.at = (plan.T, plan.H, stripe.first, self.size, self.runs, self.tiles)
@@ -188,9 +188,8 @@ class Pass:
 
     def bank(self, which: Parts, sums: list[Tensor], heads: int, branch: int, x: Tensor, dx: Tensor, scaled: Tensor, own: Tensor) -> None:
         plan, shares = self.plan, self.found.shares
-        settings = DEEP_BANKS if plan.lag and plan.dtype == torch.bfloat16 else BANKS
         plan.launch(
-            sums_triton.banks, settings, lambda columns: (self.tiles, plan.H * shares),
+            sums_triton.banks, BANKS, lambda columns: (self.tiles, plan.H * shares),
             x, dx, scaled, own, which.control, *sums, plan.T, plan.H, heads, branch, self.stripe.first, self.size, self.tiles,
             self.stripe.rows, shares, plan.tiles, *strides(which.control), R=which.rank, RP=padded(which.rank),
         )  # fmt: skip
@@ -200,17 +199,17 @@ class Pass:
         dq = plan.empty(self.runs, cut.rows, plan.score_heads, self.size * launch.SIDE, plan.e)
         plan.launch(
             pull_triton.back, BACK, self.programs, given.k, given.first.down, given.first.diagonal, *given.second[1:], given.y, es,
-            self.dh, self.dh2, self.a, dq, *self.at, *strides(given.k, given.second.control), RUN=RUN,
+            self.dh, self.dh2, self.a, self.dz, self.dz2, self.w, dq, *self.at, *strides(given.k, given.second.control), RUN=RUN,
         )  # fmt: skip
         begin, end = cut.first * launch.SIDE, min(plan.T, cut.end * launch.SIDE)
         self.found.dq[cut.sequences, :, begin:end] = (dq.sum(0) if self.runs > 1 else dq[0])[:, :, : end - begin]
 
     def keys(self) -> None:
         given, found, plan = self.given, self.found, self.plan
-        self.onto_keys(self.dh, given.q, found.dk, 0, plan.loose)
+        self.onto_keys(self.dz, given.q, found.dk, 0, plan.loose)
         if self.glu:
-            self.onto_keys(self.dh2, given.q, found.dk, plan.H, plan.loose)
-        self.onto_keys(self.a, given.do, found.dv, 0, plan.values)
+            self.onto_keys(self.dz2, given.q, found.dk, plan.H, plan.loose)
+        self.onto_keys(self.w, given.do, found.dv, 0, plan.values)
 
     def onto_keys(self, x: Tensor, by: Tensor, total: Tensor, head: int, how: str) -> None:
         H, width = self.plan.H, by.shape[3]

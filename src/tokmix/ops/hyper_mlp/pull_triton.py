@@ -8,9 +8,10 @@ The norm's part of dh needs a sum over all keys, and Σ a da = do · o. Scores a
 stored for each query: u, y and 1 / ‖h‖.
 
 A launch covers a stripe of query tiles, first .. first + stripe, of some sequences. Each program has one tile of queries and
-up to RUN tiles of its keys; sums over keys go into one part for each run, which `settle` adds up. Between launches the
+up to RUN tiles of its lags; sums over keys go into one part for each run, which `settle` adds up. Between launches the
 stripe's tiles of dw, z, dh and a stand in scratch memory, [sequences H, stripe, tiles, SIDE, SIDE], by lag; `back` puts dz
-and w in the place of dh and a, by key, for `sums_triton`.
+and w by key in the place of z and dw, which `sums_triton` has read before. Not in that of dh and a: what a run's first tile of
+keys needs of the run before it would be gone.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ import triton
 import triton.language as tl
 
 from tokmix.ops.hyper_mlp.tiles import (
+    begun,
+    by_key,
     controlled,
     lowered,
-    lowered_last,
     mixed,
     numbers,
     product,
     put_rows,
     rows,
-    scores,
-    softplus,
+    softplus_and_slope,
     start,
-    there,
     tile_at,
+    tile_of,
     turned,
+    walked,
 )
 
 
@@ -66,6 +68,19 @@ def deltas(
     put_rows(DELTA + at.to(tl.int64) * T, delta, first, T, 1, 1, True, 1, SIDE)
 
 
+@triton.jit
+def asked(
+    do, DO, V, c, tile, T, do_row, v_row, F: tl.constexpr, FP: tl.constexpr, SIDE: tl.constexpr, LAG: tl.constexpr,
+    VALUES: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """do vᵀ for a tile of keys, turned. do: the first FP columns, the others are read."""
+    dw = product(do, tl.trans(rows(V, tile * SIDE, T, v_row, F, F >= FP, FP, SIDE)), VALUES, WIDEN)
+    for j in tl.static_range(1, (F + FP - 1) // FP):
+        more = rows(DO + j * FP, c * SIDE, T, do_row, F - j * FP, F - j * FP >= FP, FP, SIDE)
+        dw += product(more, tl.trans(rows(V + j * FP, tile * SIDE, T, v_row, F - j * FP, F - j * FP >= FP, FP, SIDE)), VALUES, WIDEN)
+    return turned(dw, SIDE, LAG)
+
+
 @triton.jit(do_not_specialize=["T", "heads", "first", "stripe", "runs", "tiles"])
 def weights(
     DO, V, UP2, DW, PART, T, heads, first, stripe, runs, tiles, do_batch, do_head, do_row, v_batch, v_head, v_row,
@@ -74,27 +89,22 @@ def weights(
 ):  # fmt: skip
     """dw into scratch, and this run's part of G."""
     mine, run, at = tl.program_id(0) // runs, tl.program_id(0) % runs, tl.program_id(1)
-    c, oldest = first + mine, run * RUN
-    newest = tl.minimum(oldest + RUN - 1, c)
+    c, begin = first + mine, run * RUN
     DO, V = start(DO, at, heads, do_batch, do_head), start(V, at, heads, v_batch, v_head)
     DW += ((at * stripe + mine) * tiles).to(tl.int64) * (SIDE * SIDE)
     do = rows(DO, c * SIDE, T, do_row, F, F >= FP, FP, SIDE)
-    low, before = tl.zeros([SIDE, RP], tl.float32), tl.zeros([SIDE, SIDE], tl.float32)
+    low = tl.zeros([SIDE, RP], tl.float32)
     if UP2 is not None:
         UP2 += (at % heads) * T.to(tl.int64) * R
-    for i in range(newest - oldest + 1):
-        g = newest - i
-        dw = product(do, tl.trans(rows(V, g * SIDE, T, v_row, F, F >= FP, FP, SIDE)), VALUES, WIDEN)
-        for j in tl.static_range(1, (F + FP - 1) // FP):
-            more = rows(DO + j * FP, c * SIDE, T, do_row, F - j * FP, F - j * FP >= FP, FP, SIDE)
-            dw += product(more, tl.trans(rows(V + j * FP, g * SIDE, T, v_row, F - j * FP, F - j * FP >= FP, FP, SIDE)), VALUES, WIDEN)
-        dw = there(turned(dw, SIDE, LAG), c, g, SIDE)
-        tl.store(tile_at(DW, g, SIDE), dw.to(DW.dtype.element_ty))
+    newer = asked(do, DO, V, c, c - begin, T, do_row, v_row, F, FP, SIDE, LAG, VALUES, WIDEN)
+    for m in range(begin, tl.minimum(begin + RUN, c + 1)):
+        older = asked(do, DO, V, c, c - m - 1 if LAG else m, T, do_row, v_row, F, FP, SIDE, LAG, VALUES, WIDEN)
+        dw = tile_of(newer, older, c, m, SIDE, LAG)
+        newer = older
+        tl.store(tile_at(DW, m, SIDE), dw.to(DW.dtype.element_ty))
         if UP2 is not None:
-            low = lowered(low, dw, before, UP2, c, g, T, R, RP, SIDE, LAG, LOOSE, WIDEN)
-            before = dw
+            low += lowered(dw, UP2, m, T, R, RP, SIDE, LOOSE, WIDEN)
     if UP2 is not None:
-        low = lowered_last(low, before, UP2, c - oldest, T, R, RP, SIDE, LAG, LOOSE, WIDEN)
         PART += ((run * tl.num_programs(1) + at) * stripe + mine).to(tl.int64) * (SIDE * R)
         put_rows(PART, low, 0, SIDE, R, R, R == RP, RP, SIDE)
 
@@ -109,9 +119,9 @@ def pull_scores(
 ):  # fmt: skip
     """z, dh and a into scratch, and this run's part of E."""
     mine, run, at = tl.program_id(0) // runs, tl.program_id(0) % runs, tl.program_id(1)
-    c, oldest, head = first + mine, run * RUN, at % heads
-    newest = tl.minimum(oldest + RUN - 1, c)
+    c, begin, head = first + mine, run * RUN, at % heads
     Q, K = start(Q, at, heads, q_batch, q_head), start(K, at, heads, k_batch, k_head)
+    K2 = K + heads * k_head
     flat, place = at.to(tl.int64) * T, (at * stripe + mine).to(tl.int64)
     scored = (at // heads) * heads * (1 + GLU) + head  # the gate's head among all heads of scores
     far = heads * T.to(tl.int64) * R1
@@ -138,40 +148,34 @@ def pull_scores(
     # The first query has one key, whose share of the norm is always whole: no gradient passes, not even a rounded zero.
     slope = tl.where((c * SIDE + tl.arange(0, SIDE) > 0)[:, None], shrink, 0.0)
     es, es2 = tl.zeros([SIDE, RP1], tl.float32), tl.zeros([SIDE, RP1], tl.float32)
-    before, before2 = tl.zeros([SIDE, SIDE], tl.float32), tl.zeros([SIDE, SIDE], tl.float32)
-    for i in range(newest - oldest + 1):
-        g = newest - i
-        z = scores(q, rows(K, g * SIDE, T, k_row, E, E == EP, EP, SIDE), c, g, SIDE, LAG, VALUES, WIDEN)
-        tl.store(tile_at(Z + tile, g, SIDE), z.to(Z.dtype.element_ty))
-        h = mixed(z, low, UP1, DIAGONAL1, c, g, T, R1, RP1, SIDE, LAG, CAREFUL, WIDEN) * shrink
-        dw = tl.load(tile_at(DW + tile, g, SIDE)).to(tl.float32)
-        da = mixed(dw, gs, DOWN2, DIAGONAL2, c, g, T, R2, RP2, SIDE, LAG, LOOSE, WIDEN)
+    newer, newer2 = begun(q, q2, K, K2, c - begin, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
+    for m in range(begin, tl.minimum(begin + RUN, c + 1)):
+        z, z2, newer, newer2 = walked(newer, newer2, q, q2, K, K2, c, m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
+        tl.store(tile_at(Z + tile, m, SIDE), z.to(Z.dtype.element_ty))
+        h = mixed(z, low, UP1, DIAGONAL1, c, m, T, R1, RP1, SIDE, CAREFUL, WIDEN) * shrink
+        dw = tl.load(tile_at(DW + tile, m, SIDE)).to(tl.float32)
+        da = mixed(dw, gs, DOWN2, DIAGONAL2, c, m, T, R2, RP2, SIDE, LOOSE, WIDEN)
         a = tl.maximum(h, 0.0)
         if GLU:
-            z2 = scores(q2, rows(K + heads * k_head, g * SIDE, T, k_row, E, E == EP, EP, SIDE), c, g, SIDE, LAG, VALUES, WIDEN)
-            tl.store(tile_at(Z2 + tile, g, SIDE), z2.to(Z.dtype.element_ty))
-            h2 = mixed(z2, low2, UP12, DIAGONAL12, c, g, T, R1, RP1, SIDE, LAG, CAREFUL, WIDEN)
-            scale = softplus(h2, VALUES != "bf16")
-            dh2 = da * a * tl.sigmoid(h2)
-            tl.store(tile_at(DH2 + tile, g, SIDE), dh2.to(Z.dtype.element_ty))
+            tl.store(tile_at(Z2 + tile, m, SIDE), z2.to(Z.dtype.element_ty))
+            h2 = mixed(z2, low2, UP12, DIAGONAL12, c, m, T, R1, RP1, SIDE, CAREFUL, WIDEN)
+            scale, slope2 = softplus_and_slope(h2, VALUES != "bf16", WIDEN)
+            dh2 = da * a * slope2
+            tl.store(tile_at(DH2 + tile, m, SIDE), dh2.to(Z.dtype.element_ty))
             if UP1 is not None:
-                es2 = lowered(es2, dh2, before2, UP12, c, g, T, R1, RP1, SIDE, LAG, LOOSE, WIDEN)
-                before2 = dh2
+                es2 += lowered(dh2, UP12, m, T, R1, RP1, SIDE, LOOSE, WIDEN)
             da *= scale
             a *= scale
-        tl.store(tile_at(A + tile, g, SIDE), a.to(A.dtype.element_ty))
+        tl.store(tile_at(A + tile, m, SIDE), a.to(A.dtype.element_ty))
         dh = (tl.where(h > 0, da, 0.0) - h * delta) * slope
-        tl.store(tile_at(DH + tile, g, SIDE), dh.to(DH.dtype.element_ty))
+        tl.store(tile_at(DH + tile, m, SIDE), dh.to(DH.dtype.element_ty))
         if UP1 is not None:
-            es = lowered(es, dh, before, UP1, c, g, T, R1, RP1, SIDE, LAG, LOOSE, WIDEN)
-            before = dh
+            es += lowered(dh, UP1, m, T, R1, RP1, SIDE, LOOSE, WIDEN)
     if UP1 is not None:
-        es = lowered_last(es, before, UP1, c - oldest, T, R1, RP1, SIDE, LAG, LOOSE, WIDEN)
         sets = (tl.num_programs(1) // heads) * heads * (1 + GLU)
         PART += ((run * sets + scored) * stripe + mine).to(tl.int64) * (SIDE * R1)
         put_rows(PART, es, 0, SIDE, R1, R1, R1 == RP1, RP1, SIDE)
         if GLU:
-            es2 = lowered_last(es2, before2, UP12, c - oldest, T, R1, RP1, SIDE, LAG, LOOSE, WIDEN)
             put_rows(PART + (heads * stripe).to(tl.int64) * (SIDE * R1), es2, 0, SIDE, R1, R1, R1 == RP1, RP1, SIDE)
 
 
@@ -192,16 +196,24 @@ def settle(
     put_rows(SCALED + place, total * control, 0, SIDE, R, R, R == RP, RP, SIDE)
 
 
+@triton.jit
+def mixed_at(
+    X, low, UP, DIAGONAL, c, m, T, R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, HOW: tl.constexpr, WIDEN: tl.constexpr
+):  # fmt: skip
+    """Of tile m in scratch."""
+    return mixed(tl.load(tile_at(X, m, SIDE)).to(tl.float32), low, UP, DIAGONAL, c, m, T, R, RP, SIDE, HOW, WIDEN)
+
+
 @triton.jit(do_not_specialize=["T", "heads", "first", "stripe", "runs", "tiles"])
 def back(
-    K, DOWN1, DIAGONAL1, UP2, DIAGONAL2, CONTROL2, Y, ES, DH, DH2, A, PART,
+    K, DOWN1, DIAGONAL1, UP2, DIAGONAL2, CONTROL2, Y, ES, DH, DH2, A, DZ, DZ2, W, PART,
     T, heads, first, stripe, runs, tiles, k_batch, k_head, k_row, s2_batch, s2_head, s2_row,
     E: tl.constexpr, EP: tl.constexpr, R1: tl.constexpr, R2: tl.constexpr, RP1: tl.constexpr, RP2: tl.constexpr,
     SIDE: tl.constexpr, RUN: tl.constexpr, GLU: tl.constexpr, LAG: tl.constexpr, LOOSE: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """dz and w by key in the place of dh and a, and this run's part of dq."""
+    """dz and w by key, and this run's part of dq."""
     mine, run, at = tl.program_id(0) // runs, tl.program_id(0) % runs, tl.program_id(1)
-    c, oldest, head = first + mine, run * RUN, at % heads
+    c, begin, head = first + mine, run * RUN, at % heads
     K = start(K, at, heads, k_batch, k_head)
     flat, place = at.to(tl.int64) * T, (at * stripe + mine).to(tl.int64)
     scored = (at // heads) * heads * (1 + GLU) + head
@@ -223,18 +235,30 @@ def back(
         DIAGONAL2 += head * T
         y = controlled(Y + flat * R2, start(CONTROL2, at, heads, s2_batch, s2_head), c * SIDE, T, s2_row, R2, RP2, SIDE)
     dq, dq2 = tl.zeros([SIDE, EP], tl.float32), tl.zeros([SIDE, EP], tl.float32)
-    for g in range(oldest, tl.minimum(oldest + RUN, c + 1)):
-        dz = mixed(tl.load(tile_at(DH + tile, g, SIDE)).to(tl.float32), es, DOWN1, DIAGONAL1, c, g, T, R1, RP1, SIDE, LAG, LOOSE, WIDEN)
-        dz = turned(dz, SIDE, LAG)
-        tl.store(tile_at(DH + tile, g, SIDE), dz.to(DH.dtype.element_ty))
-        dq += product(dz, rows(K, g * SIDE, T, k_row, E, E == EP, EP, SIDE), LOOSE, WIDEN)
+    nothing = tl.zeros([SIDE, SIDE], tl.float32)
+    dz_before, dz2_before, w_before = nothing, nothing, nothing
+    if LAG:  # noqa: SIM102 (of compile time, and of run time)
+        if (begin > 0) & (begin <= c):  # the last tile of the run before
+            dz_before = mixed_at(DH + tile, es, DOWN1, DIAGONAL1, c, begin - 1, T, R1, RP1, SIDE, LOOSE, WIDEN)
+            w_before = mixed_at(A + tile, y, UP2, DIAGONAL2, c, begin - 1, T, R2, RP2, SIDE, LOOSE, WIDEN)
+            if GLU:
+                dz2_before = mixed_at(DH2 + tile, es2, DOWN12, DIAGONAL12, c, begin - 1, T, R1, RP1, SIDE, LOOSE, WIDEN)
+    for m in range(begin, tl.minimum(begin + RUN, c + 1)):
+        g = c - m if LAG else m
+        dz = mixed_at(DH + tile, es, DOWN1, DIAGONAL1, c, m, T, R1, RP1, SIDE, LOOSE, WIDEN)
+        turned_dz = by_key(dz, dz_before, SIDE, LAG)
+        dz_before = dz
+        tl.store(tile_at(DZ + tile, g, SIDE), turned_dz.to(DZ.dtype.element_ty))
+        dq += product(turned_dz, rows(K, g * SIDE, T, k_row, E, E == EP, EP, SIDE), LOOSE, WIDEN)
         if GLU:
-            dh2 = tl.load(tile_at(DH2 + tile, g, SIDE)).to(tl.float32)
-            dz2 = turned(mixed(dh2, es2, DOWN12, DIAGONAL12, c, g, T, R1, RP1, SIDE, LAG, LOOSE, WIDEN), SIDE, LAG)
-            tl.store(tile_at(DH2 + tile, g, SIDE), dz2.to(DH.dtype.element_ty))
-            dq2 += product(dz2, rows(K + heads * k_head, g * SIDE, T, k_row, E, E == EP, EP, SIDE), LOOSE, WIDEN)
-        w = mixed(tl.load(tile_at(A + tile, g, SIDE)).to(tl.float32), y, UP2, DIAGONAL2, c, g, T, R2, RP2, SIDE, LAG, LOOSE, WIDEN)
-        tl.store(tile_at(A + tile, g, SIDE), turned(w, SIDE, LAG).to(A.dtype.element_ty))
+            dz2 = mixed_at(DH2 + tile, es2, DOWN12, DIAGONAL12, c, m, T, R1, RP1, SIDE, LOOSE, WIDEN)
+            turned_dz2 = by_key(dz2, dz2_before, SIDE, LAG)
+            dz2_before = dz2
+            tl.store(tile_at(DZ2 + tile, g, SIDE), turned_dz2.to(DZ.dtype.element_ty))
+            dq2 += product(turned_dz2, rows(K + heads * k_head, g * SIDE, T, k_row, E, E == EP, EP, SIDE), LOOSE, WIDEN)
+        w = mixed_at(A + tile, y, UP2, DIAGONAL2, c, m, T, R2, RP2, SIDE, LOOSE, WIDEN)
+        tl.store(tile_at(W + tile, g, SIDE), by_key(w, w_before, SIDE, LAG).to(W.dtype.element_ty))
+        w_before = w
     PART += ((run * sets + scored) * stripe + mine).to(tl.int64) * (SIDE * E)
     put_rows(PART, dq, 0, SIDE, E, E, E == EP, EP, SIDE)
     if GLU:

@@ -5,8 +5,7 @@
     keys     dk = dzᵀ q,  dv = wᵀ do                                     for each key
 
 Every program adds to numbers of its own, stripe after stripe: no atomics, and the same sums every time. A program of `banks`
-owns the tiles with one distance between queries and keys (without lag layout: with the same keys) in every share-th
-sequence. Such a tile holds lags of two tiles of the banks, its near half of one and the rest of the one before.
+owns the tiles of the same lags (without lag layout: of the same keys) in every share-th sequence.
 """
 
 from __future__ import annotations
@@ -14,16 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokmix.ops.hyper_mlp.tiles import controlled, near_half, product, put_rows, rows, start, tile_at
-
-
-@triton.jit
-def half(x, NEAR: tl.constexpr, SIDE: tl.constexpr):
-    if NEAR:
-        x = tl.where(near_half(SIDE), x, 0.0)
-    else:
-        x = tl.where(near_half(SIDE), 0.0, x)
-    return x
+from tokmix.ops.hyper_mlp.tiles import controlled, product, put_rows, rows, start, tile_at
 
 
 @triton.jit
@@ -41,39 +31,28 @@ def put_sums(DOWN, UP, DIAGONAL, down, up, diagonal, at, tile, tiles, R: tl.cons
 def banks(
     X, DX, FOR_DOWN, U, CONTROL, DOWN, UP, DIAGONAL,
     T, heads, kinds, branch, first, stripe, tiles, sequences, shares, total, s_batch, s_head, s_row,
-    R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, LAG: tl.constexpr, LOOSE: tl.constexpr, WIDEN: tl.constexpr,
+    R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, LOOSE: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """X went into R, DX came back to its output; FOR_DOWN are s E (or s G), U s control s u (or s y). kinds: heads of scores in
-    all; branch: the first of these. Sums lie as [shares, halves, kinds, total SIDE, R]."""
+    all; branch: the first of these. Sums lie as [shares, kinds, total SIDE, R]."""
     own, share, head = tl.program_id(0), tl.program_id(1) % shares, tl.program_id(1) // shares
     down, up, diagonal = tl.zeros([SIDE, RP], tl.float32), tl.zeros([SIDE, RP], tl.float32), tl.zeros([SIDE], tl.float32)
-    far_down, far_up, far_diagonal = down, up, diagonal
-    newest = tl.maximum(own - first, 0)  # the first tile of queries that has such keys
+    newest = tl.maximum(own - first, 0)  # the first tile of queries that has such lags
     each = stripe - newest
     for i in range(each * tl.cdiv(sequences - share, shares)):
         sequence, mine = share + (i // each) * shares, newest + i % each
         c = first + mine
-        g = c - own if LAG else own
         at, scored = sequence * heads + head, sequence * kinds + branch + head
         tile = ((at * stripe + mine) * tiles).to(tl.int64) * (SIDE * SIDE)
-        x, dx = tl.load(tile_at(X + tile, g, SIDE)).to(tl.float32), tl.load(tile_at(DX + tile, g, SIDE)).to(tl.float32)
+        x, dx = tl.load(tile_at(X + tile, own, SIDE)), tl.load(tile_at(DX + tile, own, SIDE))
         low = controlled(
             U + scored.to(tl.int64) * T * R, start(CONTROL, scored, kinds, s_batch, s_head), c * SIDE, T, s_row, R, RP, SIDE
         )  # fmt: skip
         for_down = rows(FOR_DOWN + (scored * stripe + mine).to(tl.int64) * (SIDE * R), 0, SIDE, R, R, R == RP, RP, SIDE)
-        if LAG:
-            distant, distant_dx = half(x, False, SIDE), half(dx, False, SIDE)
-            far_down += product(tl.trans(distant), for_down, LOOSE, WIDEN)
-            far_up += product(tl.trans(distant_dx), low, LOOSE, WIDEN)
-            far_diagonal += tl.sum(distant * dx, 0)
-            x, dx = half(x, True, SIDE), half(dx, True, SIDE)
         down += product(tl.trans(x), for_down, LOOSE, WIDEN)
         up += product(tl.trans(dx), low, LOOSE, WIDEN)
-        diagonal += tl.sum(x * dx, 0)
-    at = share * (2 if LAG else 1) * kinds + branch + head
-    put_sums(DOWN, UP, DIAGONAL, down, up, diagonal, at, own, total, R, RP, SIDE)
-    if LAG and own > 0:
-        put_sums(DOWN, UP, DIAGONAL, far_down, far_up, far_diagonal, at + kinds, own - 1, total, R, RP, SIDE)
+        diagonal += tl.sum(x.to(tl.float32) * dx.to(tl.float32), 0)
+    put_sums(DOWN, UP, DIAGONAL, down, up, diagonal, share * kinds + branch + head, own, total, R, RP, SIDE)
 
 
 @triton.jit(do_not_specialize=["T", "heads", "first", "stripe", "tiles"])

@@ -1,20 +1,23 @@
-"""What the kernels of HyperMLP share: a tile of scores, by key or by lag, and the banks' products with it.
+"""What the kernels of HyperMLP share: a tile of scores by lag, and the banks' products with it.
 
-A tile holds SIDE queries and as many keys: query c SIDE + a, key g SIDE + b. Turned to lags, column l of row a holds the
-key b = (a - l) mod SIDE, whose lag is
+A tile holds SIDE queries and as many lags: query c SIDE + a, lag m SIDE + l. So one tile of the banks serves it, but its keys
+lie in two tiles of keys. The queries' product with the tile of keys c - m, row a rotated until column l holds the key
+(a - l) mod SIDE ("turned"), holds the lags
 
-    (c - g) SIDE + l          where l <= a ("near")
-    (c - g - 1) SIDE + l      where l > a
+    m SIDE + l          where l <= a ("near")
+    (m - 1) SIDE + l    where l > a
 
-so that a row is rotated, the banks' rows of two neighbouring tiles of lags serve it, and on the diagonal (c = g) exactly
-the near half exists. The same rotation turns lags back into keys. Without lag layout nothing is turned, and one tile of
-the banks, by key, serves it.
+so a tile of lags is the near half of one such product and the rest of the next, of older keys: a walk over m makes one product
+a tile and keeps it for the tile that follows. Back by key it is the same: the near half of one tile of lags and the rest of the
+one before, turned again. Lags that reach beyond the first key are in the last tile alone, m = c, where l > a. Without lag
+layout m counts tiles of keys, nothing is turned, and it is the keys after their query that stand there.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 
 # ---------------------------------------------------------------- products
@@ -59,9 +62,9 @@ def start(X, at, heads, batch_stride, head_stride):
 
 @triton.jit
 def rows(X, first, T, row_stride, width, EVEN: tl.constexpr, COLS: tl.constexpr, SIDE: tl.constexpr):
-    """[SIDE, COLS]: rows from first on; zero beyond T and width. EVEN: no column is beyond."""
+    """[SIDE, COLS]: rows from first on; zero before 0, beyond T and beyond width. EVEN: no column is beyond."""
     r, cols = first + tl.arange(0, SIDE), tl.arange(0, COLS)
-    inside = (r < T)[:, None]
+    inside = ((r >= 0) & (r < T))[:, None]
     if not EVEN:
         inside = inside & (cols < width)[None, :]
     return tl.load(X + r[:, None] * row_stride + cols[None, :], mask=inside, other=0.0)
@@ -84,18 +87,16 @@ def numbers(X, first, T, SIDE: tl.constexpr):
 
 
 @triton.jit
-def tile_at(X, g, SIDE: tl.constexpr):
+def tile_at(X, m, SIDE: tl.constexpr):
     """Pointers to a tile in scratch memory."""
     inside = tl.arange(0, SIDE)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
-    return X + g * (SIDE * SIDE) + inside
+    return X + m * (SIDE * SIDE) + inside
 
 
 @triton.jit
-def bank_tile(X, tile, T, R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr):
-    """[SIDE, RP] of a head's bank [T, R]; zero before lag 0 and beyond T."""
-    r, cols = tile * SIDE + tl.arange(0, SIDE), tl.arange(0, RP)
-    there = ((r >= 0) & (r < T))[:, None] & (cols < R)[None, :]
-    return tl.load(X + r[:, None] * R + cols[None, :], mask=there, other=0.0)
+def bank_tile(X, m, T, R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr):
+    """[SIDE, RP] of a head's bank [T, R]; zero beyond T."""
+    return rows(X, m * SIDE, T, R, R, R == RP, RP, SIDE)
 
 
 # ---------------------------------------------------------------- lags
@@ -114,82 +115,88 @@ def near_half(SIDE: tl.constexpr):
 
 
 @triton.jit
-def there(x, c, g, SIDE: tl.constexpr):
-    """Zero where a key comes after its query."""
-    return tl.where((g < c) | near_half(SIDE), x, 0.0)
+def there(x, c, m, SIDE: tl.constexpr):
+    """Zero where there is no key that a query may see."""
+    return tl.where((m < c) | near_half(SIDE), x, 0.0)
 
 
+@triton.jit
+def joined(near, far, SIDE: tl.constexpr):
+    return tl.where(near_half(SIDE), near, far)
+
+
+@triton.jit
+def scored(
+    q, K, tile, T, k_row,
+    E: tl.constexpr, EP: tl.constexpr, SIDE: tl.constexpr, LAG: tl.constexpr, VALUES: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """The product with a tile of keys, turned; zero where the tile lies before the first key."""
+    return turned(product(q, tl.trans(rows(K, tile * SIDE, T, k_row, E, E == EP, EP, SIDE)), VALUES, WIDEN), SIDE, LAG)
+
+
+@triton.jit
+def tile_of(newer, older, c, m, SIDE: tl.constexpr, LAG: tl.constexpr):
+    """Tile m, of the products with the tiles of keys c - m and c - m - 1; without lag layout the latter is that of tile m."""
+    if LAG:
+        x = joined(newer, older, SIDE)
+    else:
+        x = there(older, c, m, SIDE)
+    return x
+
+
+@triton.jit
+def begun(
+    q, q2, K, K2, tile, T, k_row, E: tl.constexpr, EP: tl.constexpr, SIDE: tl.constexpr, GLU: tl.constexpr, LAG: tl.constexpr,
+    VALUES: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """What a walk begins with: the products with a tile of keys, of both sets of scores for HyperGLU."""
+    newer = scored(q, K, tile, T, k_row, E, EP, SIDE, LAG, VALUES, WIDEN)
+    newer2 = newer
+    if GLU:
+        newer2 = scored(q2, K2, tile, T, k_row, E, EP, SIDE, LAG, VALUES, WIDEN)
+    return newer, newer2
+
+
+@triton.jit
+def walked(
+    newer, newer2, q, q2, K, K2, c, m, T, k_row, E: tl.constexpr, EP: tl.constexpr, SIDE: tl.constexpr, GLU: tl.constexpr,
+    LAG: tl.constexpr, VALUES: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Tile m of both sets of scores, and the products that the next one begins with."""
+    older, older2 = begun(q, q2, K, K2, c - m - 1 if LAG else m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
+    z = tile_of(newer, older, c, m, SIDE, LAG)
+    z2 = z
+    if GLU:
+        z2 = tile_of(newer2, older2, c, m, SIDE, LAG)
+    return z, z2, older, older2
+
+
+@triton.jit
+def by_key(x, before, SIDE: tl.constexpr, LAG: tl.constexpr):
+    """Tile m of a walk, and the one before it -> keys of tile c - m, or of tile m without lag layout."""
+    if LAG:
+        x = turned(joined(x, before, SIDE), SIDE, LAG)
+    return x
+
+
+# ---------------------------------------------------------------- the banks
 @triton.jit
 def lowered(
-    low, x, before, BANK, c, g, T,
-    R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, LAG: tl.constexpr, HOW: tl.constexpr, WIDEN: tl.constexpr,
+    x, BANK, m, T, R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, HOW: tl.constexpr, WIDEN: tl.constexpr
 ):  # fmt: skip
-    """low [SIDE, RP] plus tiles by lag times the bank, for keys from the newest tile to the oldest: x and the near half of the
-    one before it make a whole tile of lags. The last near half is left to `lowered_last`."""
-    if LAG:
-        x = tl.where(near_half(SIDE), before, x)
-    return low + product(x, bank_tile(BANK, c - g - 1 if LAG else g, T, R, RP, SIDE), HOW, WIDEN)
-
-
-@triton.jit
-def lowered_last(
-    low, before, BANK, tile, T,
-    R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, LAG: tl.constexpr, HOW: tl.constexpr, WIDEN: tl.constexpr,
-):  # fmt: skip
-    if LAG:
-        low += product(tl.where(near_half(SIDE), before, 0.0), bank_tile(BANK, tile, T, R, RP, SIDE), HOW, WIDEN)
-    return low
-
-
-@triton.jit
-def raised(
-    low, BANK, c, g, T, R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, LAG: tl.constexpr, HOW: tl.constexpr, WIDEN: tl.constexpr
-):  # fmt: skip
-    """[SIDE, RP] times the bank's transpose: a tile [SIDE, SIDE] by lag."""
-    tile = product(low, tl.trans(bank_tile(BANK, c - g if LAG else g, T, R, RP, SIDE)), HOW, WIDEN)
-    if LAG:
-        before = tl.trans(bank_tile(BANK, c - g - 1, T, R, RP, SIDE))
-        tile = tl.where(near_half(SIDE), tile, product(low, before, HOW, WIDEN))
-    return tile
-
-
-@triton.jit
-def kept(DIAGONAL, c, g, T, SIDE: tl.constexpr, LAG: tl.constexpr):
-    """1 + p for a tile by lag."""
-    cols = tl.arange(0, SIDE)
-    own = (c - g if LAG else g) * SIDE + cols
-    p = tl.load(DIAGONAL + own, mask=own < T, other=0.0)[None, :]
-    if LAG:
-        before = own - SIDE
-        p = tl.where(near_half(SIDE), p, tl.load(DIAGONAL + before, mask=before >= 0, other=0.0)[None, :])
-    return 1.0 + p
-
-
-# ---------------------------------------------------------------- the activation
-@triton.jit
-def softplus(x, ACCURATE: tl.constexpr):
-    t = tl.exp(-tl.abs(x))
-    more = 1.0 + t
-    log = tl.log(more)
-    if ACCURATE:  # log(1 + t) for a small t
-        log = tl.where(more == 1.0, t, log * (t / tl.where(more == 1.0, 1.0, more - 1.0)))
-    return tl.maximum(x, 0.0) + log
-
-
-@triton.jit
-def scores(q, k, c, g, SIDE: tl.constexpr, LAG: tl.constexpr, VALUES: tl.constexpr, WIDEN: tl.constexpr):
-    """q · k by lag, zero where a key comes after its query. Of do and v: the gradient of the weights."""
-    return there(turned(product(q, tl.trans(k), VALUES, WIDEN), SIDE, LAG), c, g, SIDE)
+    """Tile m times the bank: [SIDE, RP]"""
+    return product(x, bank_tile(BANK, m, T, R, RP, SIDE), HOW, WIDEN)
 
 
 @triton.jit
 def mixed(
-    z, low, UP, DIAGONAL, c, g, T,
-    R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, LAG: tl.constexpr, HOW: tl.constexpr, WIDEN: tl.constexpr,
+    z, low, UP, DIAGONAL, c, m, T, R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, HOW: tl.constexpr, WIDEN: tl.constexpr
 ):  # fmt: skip
-    """z (1 + p) + low B by lag, where keys exist. The mixer writes into lags beyond the start, which do not."""
+    """z (1 + p) + low B, where keys exist. The mixer writes into lags beyond the start, which do not."""
     if UP is not None:
-        z = there(z * kept(DIAGONAL, c, g, T, SIDE, LAG) + raised(low, UP, c, g, T, R, RP, SIDE, LAG, HOW, WIDEN), c, g, SIDE)
+        lags = m * SIDE + tl.arange(0, SIDE)
+        kept = 1.0 + tl.load(DIAGONAL + lags, mask=lags < T, other=0.0)
+        z = there(z * kept[None, :] + product(low, tl.trans(bank_tile(UP, m, T, R, RP, SIDE)), HOW, WIDEN), c, m, SIDE)
     return z
 
 
@@ -202,3 +209,20 @@ def controlled(U, CONTROL, first, T, control_row, R: tl.constexpr, RP: tl.conste
         low = rows(U, first, T, R, R, R == RP, RP, SIDE)
         low *= rows(CONTROL, first, T, control_row, R, R == RP, RP, SIDE).to(tl.float32)
     return low
+
+
+# ---------------------------------------------------------------- the activation
+@triton.jit
+def softplus_and_slope(x, ACCURATE: tl.constexpr, WIDEN: tl.constexpr):
+    """log(1 + exp x) and the sigmoid of x. The interpreter does not know the GPU's own logarithm."""
+    t = tl.exp(-tl.abs(x))
+    more = 1.0 + t
+    if ACCURATE:  # log(1 + t) for a small t
+        log = tl.log(more)
+        log = tl.where(more == 1.0, t, log * (t / tl.where(more == 1.0, 1.0, more - 1.0)))
+        slope = 1.0 / more
+    elif WIDEN:
+        log, slope = tl.log(more), 1.0 / more
+    else:
+        log, slope = libdevice.fast_logf(more), libdevice.fast_dividef(1.0, more)
+    return tl.maximum(x, 0.0) + log, tl.where(x >= 0, slope, t * slope)

@@ -4,8 +4,9 @@
     pass 2    h = z (1 + p1) + (s1 u) B1,  ‖h‖²,  y = ReLU(h) A2;  both divided by ‖h‖ at the end
     pass 3    w = a (1 + p2) + (s2 y) B2,  o = w v
 
-Scores are computed anew in each pass, by key; `tiles.turned` rotates them to lags on chip, where the banks' products are
-plain ones, and rotates w back for its product with v. HyperGLU has a second set of scores, h', and a = softplus(h') ReLU(h).
+Scores are computed anew in each pass, by key; `tiles.walked` makes tiles of lags of them on chip, where the banks' products are
+plain ones, and `tiles.by_key` leads back for the product of w with v. HyperGLU has a second set of scores, h', and
+a = softplus(h') ReLU(h).
 """
 
 from __future__ import annotations
@@ -15,35 +16,33 @@ import triton.language as tl
 
 from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters may be told)
 from tokmix.ops.hyper_mlp.tiles import (
+    begun,
+    by_key,
     controlled,
     lowered,
-    lowered_last,
     mixed,
     numbers,
     product,
     put_rows,
     rows,
-    scores,
-    softplus,
+    softplus_and_slope,
     start,
-    turned,
+    walked,
 )
 
 
 @triton.jit
 def active(
-    q, q2, k, k2, low, low2, UP, UP2, DIAGONAL, DIAGONAL2, c, g, T,
-    R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, GLU: tl.constexpr, LAG: tl.constexpr,
+    z, z2, low, low2, UP, UP2, DIAGONAL, DIAGONAL2, c, m, T, R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, GLU: tl.constexpr,
     VALUES: tl.constexpr, CAREFUL: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """h and ReLU(h), times softplus(h') for HyperGLU, by lag."""
-    z = scores(q, k, c, g, SIDE, LAG, VALUES, WIDEN)
-    h = mixed(z, low, UP, DIAGONAL, c, g, T, R, RP, SIDE, LAG, CAREFUL, WIDEN)
+    """h and ReLU(h), times softplus(h') for HyperGLU."""
+    h = mixed(z, low, UP, DIAGONAL, c, m, T, R, RP, SIDE, CAREFUL, WIDEN)
     a = tl.maximum(h, 0.0)
     if GLU:
-        z2 = scores(q2, k2, c, g, SIDE, LAG, VALUES, WIDEN)
-        h2 = mixed(z2, low2, UP2, DIAGONAL2, c, g, T, R, RP, SIDE, LAG, CAREFUL, WIDEN)
-        a *= softplus(h2, VALUES != "bf16")
+        h2 = mixed(z2, low2, UP2, DIAGONAL2, c, m, T, R, RP, SIDE, CAREFUL, WIDEN)
+        scale, _ = softplus_and_slope(h2, VALUES != "bf16", WIDEN)
+        a *= scale
     return h, a
 
 
@@ -66,7 +65,6 @@ def sums(
     if GLU:
         q2 = rows(Q + heads * q_head, first, T, q_row, E, E == EP, EP, SIDE)
     low, low2 = tl.zeros([SIDE, RP1], tl.float32), tl.zeros([SIDE, RP1], tl.float32)
-    nothing = tl.zeros([SIDE, SIDE], tl.float32)
     UP12, DIAGONAL12 = UP1, DIAGONAL1
     if UP1 is not None:
         step = T.to(tl.int64) * R1
@@ -75,47 +73,32 @@ def sums(
         UP1 += head * step
         DIAGONAL1 += head * T
         UP12, DIAGONAL12 = UP1 + far, DIAGONAL1 + heads * T
-        before, before2 = nothing, nothing
+        newer, newer2 = begun(q, q2, K, K2, c, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
         for m in range(c + 1):
-            g = c - m
-            k = rows(K, g * SIDE, T, k_row, E, E == EP, EP, SIDE)
-            z = scores(q, k, c, g, SIDE, LAG, VALUES, WIDEN)
-            low = lowered(low, z, before, DOWN1, c, g, T, R1, RP1, SIDE, LAG, CAREFUL, WIDEN)
-            before = z
+            z, z2, newer, newer2 = walked(newer, newer2, q, q2, K, K2, c, m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
+            low += lowered(z, DOWN1, m, T, R1, RP1, SIDE, CAREFUL, WIDEN)
             if GLU:
-                k2 = rows(K2, g * SIDE, T, k_row, E, E == EP, EP, SIDE)
-                z2 = scores(q2, k2, c, g, SIDE, LAG, VALUES, WIDEN)
-                low2 = lowered(low2, z2, before2, DOWN1 + far, c, g, T, R1, RP1, SIDE, LAG, CAREFUL, WIDEN)
-                before2 = z2
-        low = lowered_last(low, before, DOWN1, c, T, R1, RP1, SIDE, LAG, CAREFUL, WIDEN)
+                low2 += lowered(z2, DOWN1 + far, m, T, R1, RP1, SIDE, CAREFUL, WIDEN)
         CONTROL1 = start(CONTROL1, at, heads, s1_batch, s1_head)
         U += ((at // heads) * heads * (1 + GLU) + head) * step
         put_rows(U, low, first, T, R1, R1, R1 == RP1, RP1, SIDE)
         low *= rows(CONTROL1, first, T, s1_row, R1, R1 == RP1, RP1, SIDE).to(tl.float32)
         if GLU:
-            low2 = lowered_last(low2, before2, DOWN1 + far, c, T, R1, RP1, SIDE, LAG, CAREFUL, WIDEN)
             put_rows(U + far, low2, first, T, R1, R1, R1 == RP1, RP1, SIDE)
             low2 *= rows(CONTROL1 + heads * s1_head, first, T, s1_row, R1, R1 == RP1, RP1, SIDE).to(tl.float32)
-    squares, y, before = tl.zeros([SIDE], tl.float32), tl.zeros([SIDE, RP2], tl.float32), nothing
+    squares, y = tl.zeros([SIDE], tl.float32), tl.zeros([SIDE, RP2], tl.float32)
     if UP2 is not None:
         DOWN2 += head * T.to(tl.int64) * R2
+    newer, newer2 = begun(q, q2, K, K2, c, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
     for m in range(c + 1):
-        g = c - m
-        k = rows(K, g * SIDE, T, k_row, E, E == EP, EP, SIDE)
-        k2 = k
-        if GLU:
-            k2 = rows(K2, g * SIDE, T, k_row, E, E == EP, EP, SIDE)
-        h, a = active(
-            q, q2, k, k2, low, low2, UP1, UP12, DIAGONAL1, DIAGONAL12, c, g, T, R1, RP1, SIDE, GLU, LAG, VALUES, CAREFUL, WIDEN
-        )  # fmt: skip
+        z, z2, newer, newer2 = walked(newer, newer2, q, q2, K, K2, c, m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
+        h, a = active(z, z2, low, low2, UP1, UP12, DIAGONAL1, DIAGONAL12, c, m, T, R1, RP1, SIDE, GLU, VALUES, CAREFUL, WIDEN)
         squares += tl.sum(h * h, 1)
         if UP2 is not None:
-            y = lowered(y, a, before, DOWN2, c, g, T, R2, RP2, SIDE, LAG, LOOSE, WIDEN)
-            before = a
+            y += lowered(a, DOWN2, m, T, R2, RP2, SIDE, LOOSE, WIDEN)
     shrink = (1.0 / tl.maximum(tl.sqrt(squares), 1e-12))[:, None]
     put_rows(SHRINK + at.to(tl.int64) * T, shrink, first, T, 1, 1, True, 1, SIDE)
     if UP2 is not None:
-        y = lowered_last(y, before, DOWN2, c, T, R2, RP2, SIDE, LAG, LOOSE, WIDEN)
         put_rows(Y + at.to(tl.int64) * T * R2, y * shrink, first, T, R2, R2, R2 == RP2, RP2, SIDE)
 
 
@@ -158,16 +141,13 @@ def output(
         DIAGONAL2 += head * T
         y = controlled(Y + flat * R2, start(CONTROL2, at, heads, s2_batch, s2_head), first, T, s2_row, R2, RP2, SIDE)
     shrink = numbers(SHRINK + flat, first, T, SIDE)
-    o = tl.zeros([SIDE, FP], tl.float32)
-    for g in range(c + 1):
-        k = rows(K, g * SIDE, T, k_row, E, E == EP, EP, SIDE)
-        k2 = k
-        if GLU:
-            k2 = rows(K2, g * SIDE, T, k_row, E, E == EP, EP, SIDE)
-        _, a = active(
-            q, q2, k, k2, low, low2, UP1, UP12, DIAGONAL1, DIAGONAL12, c, g, T, R1, RP1, SIDE, GLU, LAG, VALUES, CAREFUL, WIDEN
-        )  # fmt: skip
-        w = mixed(a * shrink, y, UP2, DIAGONAL2, c, g, T, R2, RP2, SIDE, LAG, LOOSE, WIDEN)
-        v = rows(V, g * SIDE, T, v_row, F - skip, F % FP == 0, FP, SIDE)
-        o += product(turned(w, SIDE, LAG), v, VALUES, WIDEN)
+    newer, newer2 = begun(q, q2, K, K2, c, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
+    o, before = tl.zeros([SIDE, FP], tl.float32), tl.zeros([SIDE, SIDE], tl.float32)
+    for m in range(c + 1):
+        z, z2, newer, newer2 = walked(newer, newer2, q, q2, K, K2, c, m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
+        _, a = active(z, z2, low, low2, UP1, UP12, DIAGONAL1, DIAGONAL12, c, m, T, R1, RP1, SIDE, GLU, VALUES, CAREFUL, WIDEN)
+        w = mixed(a * shrink, y, UP2, DIAGONAL2, c, m, T, R2, RP2, SIDE, LOOSE, WIDEN)
+        v = rows(V, (c - m if LAG else m) * SIDE, T, v_row, F - skip, F % FP == 0, FP, SIDE)
+        o += product(by_key(w, before, SIDE, LAG), v, VALUES, WIDEN)
+        before = w
     put_rows(OUT, o, first, T, o_row, F - skip, F % FP == 0, FP, SIDE)
