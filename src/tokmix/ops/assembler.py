@@ -1,8 +1,9 @@
 """Which ptxas turns the kernels into machine code on Hopper GPUs (H100, H200).
 
 That of CUDA 12.8, which Triton 3.6 takes there, now and then leaves a uniform register unset: half of the descriptor by which tensor
-cores find a factor in shared memory, where two factors of a kernel begin at the same place. The kernel then reads wrong numbers, or
-where no memory is. The same PTX is right under 12.9, which Triton 3.6 brings along for Blackwell GPUs; later Tritons have it for all.
+cores find a factor in shared memory, as far as we see where two factors begin at the same place. The kernel then reads wrong
+numbers, or where no memory is. The same PTX is right under 12.9, which Triton 3.6 brings along for Blackwell GPUs; later Tritons
+have it for all.
 """
 
 from __future__ import annotations
