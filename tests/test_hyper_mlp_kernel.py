@@ -148,6 +148,16 @@ def test_full_size(device: str, e: int, f: int, r: int, glu: bool, dtype: torch.
     check(draw(device, 2, 2, 333, e, f, r, glu, size=0.1), dtype)
 
 
+@pytest.mark.parametrize("device", DEVICES[1:])
+@pytest.mark.parametrize("glu", [False, True], ids=["mlp", "glu"])
+def test_several_runs(device: str, glu: bool) -> None:
+    """More tiles of lags than a program of the backward pass takes; small ones are asked of the interpreter in every test."""
+    from tokmix.ops.hyper_mlp import launch, pull
+
+    T = (2 * pull.RUN + 1) * launch.SIDE + 11
+    check(draw(device, 1, 2, T, 64, 256, 16, glu, size=0.1), torch.bfloat16)
+
+
 # ---------------------------------------------------------------- layouts, determinism
 @each_device
 def test_strides(device: str) -> None:
