@@ -28,6 +28,7 @@ from tokmix.ops.hyper_mlp.tiles import (
     numbers,
     product,
     put_rows,
+    put_tile,
     rows,
     softplus_and_slope,
     start,
@@ -101,7 +102,7 @@ def weights(
         older = asked(do, DO, V, c, c - m - 1 if LAG else m, T, do_row, v_row, F, FP, SIDE, LAG, VALUES, WIDEN)
         dw = tile_of(newer, older, c, m, SIDE, LAG)
         newer = older
-        tl.store(tile_at(DW, m, SIDE), dw.to(DW.dtype.element_ty))
+        put_tile(tile_at(DW, m, SIDE), dw, WIDEN)
         if UP2 is not None:
             low += lowered(dw, UP2, m, T, R, RP, SIDE, LOOSE, WIDEN)
     if UP2 is not None:
@@ -151,24 +152,24 @@ def pull_scores(
     newer, newer2 = begun(q, q2, K, K2, c - begin, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
     for m in range(begin, tl.minimum(begin + RUN, c + 1)):
         z, z2, newer, newer2 = walked(newer, newer2, q, q2, K, K2, c, m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
-        tl.store(tile_at(Z + tile, m, SIDE), z.to(Z.dtype.element_ty))
+        put_tile(tile_at(Z + tile, m, SIDE), z, WIDEN)
         h = mixed(z, low, UP1, DIAGONAL1, c, m, T, R1, RP1, SIDE, CAREFUL, WIDEN) * shrink
         dw = tl.load(tile_at(DW + tile, m, SIDE)).to(tl.float32)
         da = mixed(dw, gs, DOWN2, DIAGONAL2, c, m, T, R2, RP2, SIDE, LOOSE, WIDEN)
         a = tl.maximum(h, 0.0)
         if GLU:
-            tl.store(tile_at(Z2 + tile, m, SIDE), z2.to(Z.dtype.element_ty))
+            put_tile(tile_at(Z2 + tile, m, SIDE), z2, WIDEN)
             h2 = mixed(z2, low2, UP12, DIAGONAL12, c, m, T, R1, RP1, SIDE, CAREFUL, WIDEN)
             scale, slope2 = softplus_and_slope(h2, VALUES != "bf16", WIDEN)
             dh2 = da * a * slope2
-            tl.store(tile_at(DH2 + tile, m, SIDE), dh2.to(Z.dtype.element_ty))
+            put_tile(tile_at(DH2 + tile, m, SIDE), dh2, WIDEN)
             if UP1 is not None:
                 es2 += lowered(dh2, UP12, m, T, R1, RP1, SIDE, LOOSE, WIDEN)
             da *= scale
             a *= scale
-        tl.store(tile_at(A + tile, m, SIDE), a.to(A.dtype.element_ty))
+        put_tile(tile_at(A + tile, m, SIDE), a, WIDEN)
         dh = (tl.where(h > 0, da, 0.0) - h * delta) * slope
-        tl.store(tile_at(DH + tile, m, SIDE), dh.to(DH.dtype.element_ty))
+        put_tile(tile_at(DH + tile, m, SIDE), dh, WIDEN)
         if UP1 is not None:
             es += lowered(dh, UP1, m, T, R1, RP1, SIDE, LOOSE, WIDEN)
     if UP1 is not None:
@@ -248,16 +249,16 @@ def back(
         dz = mixed_at(DH + tile, es, DOWN1, DIAGONAL1, c, m, T, R1, RP1, SIDE, LOOSE, WIDEN)
         turned_dz = by_key(dz, dz_before, SIDE, LAG)
         dz_before = dz
-        tl.store(tile_at(DZ + tile, g, SIDE), turned_dz.to(DZ.dtype.element_ty))
+        put_tile(tile_at(DZ + tile, g, SIDE), turned_dz, WIDEN)
         dq += product(turned_dz, rows(K, g * SIDE, T, k_row, E, E == EP, EP, SIDE), LOOSE, WIDEN)
         if GLU:
             dz2 = mixed_at(DH2 + tile, es2, DOWN12, DIAGONAL12, c, m, T, R1, RP1, SIDE, LOOSE, WIDEN)
             turned_dz2 = by_key(dz2, dz2_before, SIDE, LAG)
             dz2_before = dz2
-            tl.store(tile_at(DZ2 + tile, g, SIDE), turned_dz2.to(DZ.dtype.element_ty))
+            put_tile(tile_at(DZ2 + tile, g, SIDE), turned_dz2, WIDEN)
             dq2 += product(turned_dz2, rows(K + heads * k_head, g * SIDE, T, k_row, E, E == EP, EP, SIDE), LOOSE, WIDEN)
         w = mixed_at(A + tile, y, UP2, DIAGONAL2, c, m, T, R2, RP2, SIDE, LOOSE, WIDEN)
-        tl.store(tile_at(W + tile, g, SIDE), by_key(w, w_before, SIDE, LAG).to(W.dtype.element_ty))
+        put_tile(tile_at(W + tile, g, SIDE), by_key(w, w_before, SIDE, LAG), WIDEN)
         w_before = w
     PART += ((run * sets + scored) * stripe + mine).to(tl.int64) * (SIDE * E)
     put_rows(PART, dq, 0, SIDE, E, E, E == EP, EP, SIDE)

@@ -94,6 +94,14 @@ def tile_at(X, m, SIDE: tl.constexpr):
 
 
 @triton.jit
+def put_tile(at, x, WIDEN: tl.constexpr):
+    """Into scratch memory, rounded by hand where the interpreter would cut bits off."""
+    if WIDEN and at.dtype.element_ty == tl.bfloat16:
+        x = rounded(x, "bf16", WIDEN)
+    tl.store(at, x.to(at.dtype.element_ty))
+
+
+@triton.jit
 def bank_tile(X, m, T, R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr):
     """[SIDE, RP] of a head's bank [T, R]; zero beyond T."""
     return rows(X, m * SIDE, T, R, R, R == RP, RP, SIDE)
