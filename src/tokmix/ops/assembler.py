@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 
 SOUND = (12, 9)
 CHOICE = "TRITON_PTXAS_PATH"  # Triton's own; what the user has set stays
@@ -17,16 +18,24 @@ CHOICE = "TRITON_PTXAS_PATH"  # Triton's own; what the user has set stays
 
 def choose() -> bool:
     """Makes Triton take one that is sound, if it has any. -> whether it does."""
+    path, version = _tool("ptxas")
+    if version >= SOUND:
+        return True
+    other, others = _tool("ptxas_blackwell")
+    if not os.environ.get(CHOICE) and others >= SOUND:
+        os.environ[CHOICE] = other
+        return True
+    told = f"{path} makes wrong code for this GPU, so plain torch runs instead of kernels; set {CHOICE} to ptxas 12.9 or later"
+    warnings.warn(told, stacklevel=2)
+    return False
+
+
+def _tool(name: str) -> tuple[str, tuple[int, ...]]:
+    """Its path and version; nothing where Triton does not bring it along."""
     from triton import knobs
 
-    if _version(knobs.nvidia.ptxas) >= SOUND:
-        return True
-    other = getattr(knobs.nvidia, "ptxas_blackwell", None)
-    if os.environ.get(CHOICE) or other is None or _version(other) < SOUND:
-        return False
-    os.environ[CHOICE] = other.path
-    return True
-
-
-def _version(tool: object) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", str(getattr(tool, "version", "")))[:2])
+    try:
+        tool = getattr(knobs.nvidia, name)
+    except (AttributeError, RuntimeError):
+        return "", ()
+    return tool.path, tuple(int(part) for part in re.findall(r"\d+", tool.version)[:2])

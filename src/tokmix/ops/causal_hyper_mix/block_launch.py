@@ -15,8 +15,8 @@ WARPS = {"read": 8, "border": 4, "pull": 8}
 
 
 def _side(plan: Plan) -> int:
-    """Of the square tile that holds k x e. Sixteen warps leave less than tensor cores take of a tile of 16 x 128, and Triton 3.6
-    lets them read where no memory is."""
+    """Of the square tile that holds k x e. In one of 16 x 128 sixteen warps read where no memory is (Triton 3.6, H200): most likely
+    there are more of them than tensor cores can serve with a side of 16."""
     return max(plan.kp, plan.ep)
 
 
