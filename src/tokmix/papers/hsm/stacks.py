@@ -74,11 +74,9 @@ class Ladder:
         return [replace(entry, seeds=None) for entry in chosen]
 
     def timed(self) -> list[Entry]:
-        """One for each set of layers that claims ask the speed of."""
-        return [
-            self.attention, self.rotary, *self.pure.values(), self.heads, self.places[self.middle], self.ends, *self.alternating.values(),
-            self.alternating_rotary, self.narrow["ab"], *self.narrow_hybrids,
-        ]  # fmt: skip
+        """All, but of the places that one attention layer can have, which take the same time, the middle one alone."""
+        elsewhere = [entry for entry in self.places if entry is not self.places[self.middle]]
+        return [entry for entry in self.all() if entry not in elsewhere]
 
 
 def _hsm(variant: str) -> Spec:
