@@ -189,6 +189,17 @@ def test_operation_counts(device: str) -> None:
     assert flops.matrix(x.shape, [W.shape] * 2) == 4 * x.numel() * 4
 
 
+@each_device
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 0, 5), (3, 64, 70), (2, 65, 3, 16), (1, 600, 33)])
+def test_parts_are_added_up(device: str, shape: tuple[int, ...]) -> None:
+    from tokmix.ops.parts_triton import added
+
+    parts = torch.randn(shape, device=device)
+    with poisoned():
+        found = added(parts)
+    torch.testing.assert_close(found.double(), parts.double().sum(1), rtol=1e-5, atol=1e-5)
+
+
 # ---------------------------------------------------------------- the re-associated form, the choice, the layouts
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("tied", [False, True])

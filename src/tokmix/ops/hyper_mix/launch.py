@@ -18,6 +18,7 @@ from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters m
 from tokmix.ops.dispatch import INTERPRETED, processors
 from tokmix.ops.hyper_mix import middle_triton, norm_triton
 from tokmix.ops.hyper_mix import triton as kernels
+from tokmix.ops.parts_triton import added
 from tokmix.ops.sizes import cdiv, next_power_of_2, within_32_bits
 
 LONGEST = 4096  # rows of a piece: keeps offsets inside of one in 32 bits
@@ -205,4 +206,4 @@ def backward(
             x, values, net_in.inner, net_in.inner_bias, dstates, table, dx, dvalues, du[0],
             *cut, v.stride(0), v.stride(1), heads, *plan.shape(tile), num_warps=warps, num_stages=stages,
         )  # fmt: skip
-    return dx, x.new_empty(0) if dvalues is None else dvalues, du.sum(1), dv1, dv2, norm
+    return dx, x.new_empty(0) if dvalues is None else dvalues, added(du), dv1, dv2, norm

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokmix.ops.parts_triton import added
 from tokmix.ops.shift_mix.tiles import normalised, offsets, row_strides, turns_and_programs
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
@@ -113,4 +114,4 @@ def backward(dy: Tensor, z: Tensor, gain: Tensor, mean: Tensor, rstd: Tensor) ->
         stages,
         num_warps=warps,
     )
-    return dz, sums.sum(1)
+    return dz, added(sums)

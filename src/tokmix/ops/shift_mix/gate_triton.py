@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokmix.ops.parts_triton import added
 from tokmix.ops.shift_mix.tiles import Where, distances, neighbours, offsets, per_channel, row_strides, turns_and_programs
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
@@ -140,4 +141,4 @@ def backward(
     )  # fmt: skip
     dx.baddbmm_(dp, weight.mT)
     dweight = torch.bmm(by_heads(x, heads).mT, dp)
-    return dx.transpose(0, 1).reshape(B, T, D), dweight, sums.sum(0).view(heads, -1)
+    return dx.transpose(0, 1).reshape(B, T, D), dweight, added(sums[None]).view(heads, -1)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokmix.ops.parts_triton import added
 from tokmix.ops.shift_mix.tiles import (
     Where,
     distances,
@@ -194,4 +195,4 @@ def backward(dy: Tensor, x: Tensor, weights: list[Tensor], gain: Tensor, bias: T
         B * T, T, *strides, *dy_strides, shift, turns, eps,
         D, D // heads, width, rows, next_power_of_2(D), stages, num_warps=warps,
     )  # fmt: skip
-    return dx, sums.sum(1)
+    return dx, added(sums)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokmix.ops.parts_triton import added
 from tokmix.ops.shift_mix.tiles import Where, distances, neighbours, offsets, per_channel, row_strides, three, turns_and_programs
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
@@ -116,4 +117,4 @@ def backward(dy: Tensor, x: Tensor, weights: list[Tensor], where: Where) -> tupl
         x, dy, *three(weights), table, places, dx, sums, B * T, T, *strides, *dy_strides, shift, turns,
         D, D // heads, width, rows, tile, stages, num_warps=warps,
     )  # fmt: skip
-    return dx, sums.sum(1)
+    return dx, added(sums)

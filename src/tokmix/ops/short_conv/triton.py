@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokmix.ops.parts_triton import added
 from tokmix.ops.shift_mix.tiles import offsets, row_strides, turns_and_programs
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
@@ -97,4 +98,4 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     conv_backward[programs, cdiv(D, tile)](
         x, weight.contiguous(), dy, dx, sums, B * L, L, *strides, *dy_strides, turns, D, K, next_power_of_2(K), rows, tile, num_warps=warps
     )
-    return dx, sums.sum(0).mT
+    return dx, added(sums[None])[0].mT
