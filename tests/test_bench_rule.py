@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.kernel_rule import Seen
 from tokmix.bench import rule
 from tokmix.bench.cases import Case, Size, cases, draw
 from tokmix.bench.ceilings import floor_us
 from tokmix.bench.clock import Clock, Live
 from tokmix.bench.rivals import attention_cores, attention_layers
 from tokmix.bench.session import moved
+from tokmix.ops import dispatch
 
 SIZE = Size(2, 48, 32, 16)
 CASES = cases(16)
@@ -40,6 +42,19 @@ def test_formulas_of_products_stand_in_reason_to_what_torch_counts(case: Case) -
         assert 0.5 * found <= formula <= found
     else:
         assert formula == found
+
+
+@pytest.mark.skipif(not dispatch.HAS_TRITON, reason="triton is not installed")
+@each_case
+def test_plain_torch_is_what_a_kernel_is_judged_by(case: Case) -> None:
+    """A body that ran in both places would be compared with itself. On "meta" nothing is computed."""
+    given = draw(case.shapes(SIZE), torch.bfloat16, "meta")
+    ran = []
+    for body in (case.body, case.plain):
+        with dispatch.implementation("triton"), Seen() as seen:
+            body(given)
+        ran.append(bool(seen.ours))
+    assert ran == [True, False]
 
 
 def test_with_a_backward_pass_there_are_three_times_the_products() -> None:

@@ -19,6 +19,7 @@ from tokmix.ops import causal_hyper_mix as causal_op
 from tokmix.ops import hyper_mix as hyper
 from tokmix.ops import hyper_mlp as mlp
 from tokmix.ops import shift_mix as shift
+from tokmix.ops.causal_hyper_mix import blocks
 from tokmix.ops.causal_hyper_mix import reference as causal_reference
 from tokmix.ops.hyper_mix import reassociated
 from tokmix.ops.hyper_mix import reference as hyper_reference
@@ -122,8 +123,8 @@ def _causal_with(op: Callable[..., tuple[Tensor, Tensor, causal_op.Carry]]) -> B
     return body
 
 
-def _blocks(t: Tensors) -> Tensor:
-    return causal_op.block_hyper_mix(t["w_in"], t["w_out"], t["values"].transpose(1, 2), t["log_decay"], None, None, BLOCK)[0]
+def _blocks_with(op: Callable[..., tuple[Tensor, Tensor]]) -> Body:
+    return lambda t: op(t["w_in"], t["w_out"], t["values"].transpose(1, 2), t["log_decay"], None, None, BLOCK)[0]
 
 
 def _causal_shapes(size: Size) -> Shapes:
@@ -245,9 +246,10 @@ def cases(head: int) -> list[Case]:
     large = f"hyper_mix, one head, untied, d' = {WIDE} d", False, _hyper_shapes(True, False, WIDE), _hyper, _textbook
     found.append(Case(*large, lambda size: hyper_flops(size, 1, WIDE * size.dim, False)))
     scan = _causal_with(causal_op.causal_hyper_mix), _causal_with(causal_reference.causal_hyper_mix)
+    in_blocks = _blocks_with(causal_op.block_hyper_mix), _blocks_with(blocks.block_hyper_mix)
     found += [
         Case(f"causal_hyper_mix, heads of {head}", True, _causal_shapes, *scan, causal_flops, 2048, unrolls=True),
-        Case(f"causal_hyper_mix, heads of {head}, blocks of {BLOCK}", True, _causal_shapes, _blocks, _blocks, _blocks_flops),
+        Case(f"causal_hyper_mix, heads of {head}, blocks of {BLOCK}", True, _causal_shapes, *in_blocks, _blocks_flops),
         Case("shift_mix, vector", True, _shift_shapes(vector), _weighted, _plain_weighted, _products(0)),
         Case("shift_mix, ab", True, _shift_shapes(lambda d: {"a": (1, 1), "b": (1, 1)}), _weighted, _plain_weighted, _products(0)),
         Case("shift_mix, gate", True, _shift_shapes(lambda d: {"W": (1, d, d), "c": (1, d)}), _gate, _plain_gate, _products(1)),
