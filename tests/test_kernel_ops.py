@@ -304,6 +304,22 @@ def test_places_and_chunks() -> None:
     assert places_of(holes) is None and chunks_of(holes) is None
 
 
+@each_device
+def test_what_tokens_have_in_common_is_not_rounded_before_it_cancels(device: str) -> None:
+    """V_1 asks for differences between rows of M, whose common part is thousands of times as large."""
+    from tokmix.ops.hyper_mix import launch, middle_triton
+
+    e, k = 32, 16
+    small = torch.randn(1, e, 1, e, device=device)
+    V = torch.tensor([1.0, -1.0], device=device).repeat(e // 2)[:, None].expand(e, k) * torch.arange(1, k + 1, device=device)
+    found = torch.empty(1, e, 1, e, dtype=torch.bfloat16, device=device)
+    how = (True, True, k, k, e, e, e, launch.KINDS[torch.bfloat16], dispatch.INTERPRETED, "ieee")
+    weights = (V.bfloat16().contiguous(), None)
+    middle_triton.middle_forward[(1, 1)](4096 + small, *weights, *weights, None, None, found, 1, *how)
+    exact = V.double() @ torch.nn.functional.gelu(V.double().T @ small[0, :, 0].double())
+    assert (found[0, :, 0].double() - exact).norm() <= 1e-2 * exact.norm()
+
+
 # ---------------------------------------------------------------- offsets beyond 32 bits
 def test_tokens_far_apart_are_brought_together() -> None:
     """Kernels count inside of a piece of a sequence in 32 bits."""

@@ -97,8 +97,22 @@ def test_long_sequences_are_cut(device: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(wide, "SHORTEST_PIECE", 4)
     monkeypatch.setattr(wide, "processors", lambda device: 64)
     a, b = draw(device, a=(3, 32, 5), b=(3, 32, 7)).values()
-    torch.testing.assert_close(wide.over_tokens(a, b), a.mT @ b)
+    torch.testing.assert_close(wide.over_tokens(a, b, a.dtype), a.mT @ b)
     judge(case(device, 32, "inner", False), torch.float32)
+
+
+@each_device
+@pytest.mark.parametrize("T", [64, 512])
+def test_what_tokens_have_in_common_is_not_rounded_before_it_cancels(device: str, T: int) -> None:
+    """V_1 asks for differences between columns of M, whose common part is far larger; of few tokens it is rounded."""
+    H, B, e, i = 2, 3, 16, 8
+    values, h = (1 + 0.1 * torch.randn(H * B, T, n, device=device).bfloat16() for n in (e, i))
+    outer = torch.tensor([1.0, -1.0], device=device).repeat(i // 2)[:, None].expand(H, i, 5).bfloat16()
+    states, hidden = wide.states_and_hidden(values, h, outer, H)
+    assert states.dtype == torch.bfloat16 and (hidden.dtype == torch.float32) == reassociated.loses_digits(T, e, states.dtype) == (T == 512)
+    exact = (values.double().mT @ h.double()).view(H, B * e, i) @ outer.double()
+    error = (hidden.double() - exact).norm() / exact.norm()
+    assert (error < 1e-3) == (T == 512), error
 
 
 @each_device

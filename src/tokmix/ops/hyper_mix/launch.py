@@ -85,9 +85,13 @@ class Plan:
         """Room for one matrix a piece and head."""
         return torch.empty(self.pieces, self.heads, rows, self.e, dtype=torch.float32, device=self.device)
 
-    def added(self, parts: Tensor) -> Tensor:
+    def matrices(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Room for one a sequence and head: [H, rows, S, e]."""
+        return torch.empty(self.heads, self.rows, self.sequences, self.e, dtype=dtype or self.dtype, device=self.device)
+
+    def added(self, parts: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The pieces' matrices added up for each sequence: [H, rows, S, e]."""
-        out = torch.empty(self.heads, self.rows, self.sequences, self.e, dtype=self.dtype, device=self.device)
+        out = self.matrices(dtype)
         grid = (self.sequences, self.heads, cdiv(self.rows * self.e, 1024))
         kernels.add_pieces[grid](parts, self.first, out, self.per_sequence, self.heads, self.sequences, self.e, self.rows, 1024)
         return out
@@ -110,8 +114,10 @@ def _float(scale: Tensor | None) -> Tensor | None:
     return None if scale is None else scale.float().contiguous()
 
 
-def summed(x: Tensor, values: Tensor | None, net: Nets, table: Tensor | None, first: Tensor | None, size: int) -> tuple[Tensor, Plan]:
-    """[Hᵀ v; 1ᵀ v] of each sequence, [H, rows, S, e], with H = GELU(x U + b) and v = values, or x."""
+def summed(
+    x: Tensor, values: Tensor | None, net: Nets, table: Tensor | None, first: Tensor | None, size: int, dtype: torch.dtype
+) -> tuple[Tensor, Plan]:
+    """[Hᵀ v; 1ᵀ v] of each sequence, [H, rows, S, e] in dtype, with H = GELU(x U + b) and v = values, or x."""
     heads = net.inner.shape[0]
     plan = Plan(x, heads, net.outer_bias is not None, table, first, size, FORWARD_SLOTS)
     parts = plan.parts(plan.rows)
@@ -121,7 +127,7 @@ def summed(x: Tensor, values: Tensor | None, net: Nets, table: Tensor | None, fi
         x, values, net.inner, net.inner_bias, table, parts, x.shape[1], plan.size, plan.per_sequence,
         x.stride(0), x.stride(1), v.stride(0), v.stride(1), *plan.shape(tile), num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return plan.added(parts), plan
+    return plan.added(parts, dtype), plan
 
 
 def forward(
@@ -134,8 +140,8 @@ def forward(
     scale, readout = _float(scale), _float(readout)
     heads = net_in.inner.shape[0]
     assert (net_in.outer_bias is None) == (net_out.outer_bias is None)
-    states, plan = summed(x, values, net_in, table, first, size)
-    read = torch.empty_like(states)
+    states, plan = summed(x, values, net_in, table, first, size, torch.float32)
+    read = plan.matrices()
     middle_triton.middle_forward[plan.sequences, heads](
         states, net_in.outer, net_in.outer_bias, net_out.outer, net_out.outer_bias, scale, readout, read,
         *middle(net_in, net_out, plan, scale, readout), num_warps=4 if plan.e <= 64 else 8, num_stages=1,
@@ -179,7 +185,7 @@ def backward(
     du = torch.empty(1 if tied else 2, plan.pieces, heads, plan.e + 1, plan.e, dtype=torch.float32, device=x.device)
     cut = (x.shape[1], plan.size, plan.per_sequence, plan.sequences, x.stride(0), x.stride(1))
     if tied:
-        dread, _ = summed(x, dz, net_out, table, first, size)
+        dread, _ = summed(x, dz, net_out, table, first, size, x.dtype)
     else:
         parts = plan.parts(plan.rows)
         tile, warps, stages = OUTPUT_BACKWARD[plan.big]
@@ -188,13 +194,13 @@ def backward(
             *cut, dz.stride(0), dz.stride(1), dx, heads, *plan.shape(tile), num_warps=warps, num_stages=stages,
         )  # fmt: skip
         dread = plan.added(parts)
-    dstates = torch.empty_like(states)
+    dstates = plan.matrices()
     dhidden, active = (x.new_empty(heads, net_in.outer.shape[2], plan.sequences * plan.e) for _ in range(2))
     middle_triton.middle_backward[plan.sequences, heads](
         dread, states, net_in.outer, net_in.outer_bias, net_out.outer, net_out.outer_bias, scale, readout, dstates, dhidden, active,
         *middle(net_in, net_out, plan, scale, readout), num_warps=4 if plan.e <= 64 else 8, num_stages=1,
     )  # fmt: skip
-    dv1, dv2 = torch.bmm(states.flatten(2), dhidden.mT), torch.bmm(dread.flatten(2), active.mT)
+    dv1, dv2 = torch.bmm(states.to(x.dtype).flatten(2), dhidden.mT), torch.bmm(dread.flatten(2), active.mT)
     tile, warps, stages = STATE_BACKWARD[plan.big]
     if tied:
         kernels.tied_backward[plan.pieces, heads](

@@ -50,7 +50,7 @@ def _(x: Tensor, values: Tensor | None, u1: Tensor, b1: Any, v1: Tensor, c1: Any
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     z = x.new_empty(0) if gain is None else torch.empty_like(y)
     moments = [x.new_empty(B * T if gain is not None else 0, dtype=torch.float32) for _ in range(2)]
-    return y, x.new_empty(H, rows, S, e), x.new_empty(H, rows, S, e), z, *moments
+    return y, x.new_empty(H, rows, S, e, dtype=torch.float32), x.new_empty(H, rows, S, e), z, *moments
 
 
 @on_its_device

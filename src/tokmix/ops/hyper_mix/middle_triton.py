@@ -5,6 +5,10 @@
 
 S is made again on the way back. [M; m], [Q; r] and their gradients are [H, rows, sequences, E], as in `triton`; S has k
 rows, which are walked over.
+
+[M; m] is in float32. What all tokens have in common grows with their number, and with it what rounding M would cost: of long
+sequences a hundred times the width of GELU's bend, so that slopes would be 1 for 0. The textbook rounds each token's weights
+on its own, which averages out. So M is two factors of a product: what KIND can hold of it, and the rest.
 """
 
 from __future__ import annotations
@@ -40,6 +44,23 @@ def factor(SCALE, sequence, SINGLE: tl.constexpr):
 
 
 @triton.jit
+def sums(M, sequence, sequences, head, cols, E: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr, WIDEN: tl.constexpr):
+    """A sequence's and head's M as two factors, and m."""
+    m, last = block(M, sequence, sequences, head, cols, E, ROWS, tl.float32, False)
+    near = operand(m, KIND, WIDEN)
+    return near, operand(m - near.to(tl.float32), KIND, WIDEN), last
+
+
+@triton.jit
+def state(v, c, near, far, last, KIND: tl.constexpr, PRECISION: tl.constexpr):
+    """Some rows of V_1ᵀ M + c_1 m."""
+    s = tl.dot(tl.trans(v), near, input_precision=PRECISION)
+    if tl.float32 != KIND:
+        s = tl.dot(tl.trans(v), far, s, input_precision=PRECISION)
+    return s + c * last
+
+
+@triton.jit
 def store_rows(
     P, matrix, last, sequence, sequences, head, cols, E: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr, WIDEN: tl.constexpr
 ):
@@ -59,7 +80,7 @@ def middle_forward(
 ):  # fmt: skip
     sequence, head = tl.program_id(0), tl.program_id(1)
     cols = tl.arange(0, EP)
-    m, last = block(M, sequence, sequences, head, cols, E, ROWS, KIND, WIDEN)
+    near, far, last = sums(M, sequence, sequences, head, cols, E, ROWS, KIND, WIDEN)
     scale, readout = factor(SCALE, sequence, ONE_SCALE), factor(READOUT, sequence, ONE_READOUT)
     q = tl.zeros([EP, EP], tl.float32)
     r = tl.zeros([1, EP], tl.float32)
@@ -67,7 +88,7 @@ def middle_forward(
         units = k + tl.arange(0, BK)
         v1, c1 = outer(V1, C1, head, cols, units, E, K, KIND, WIDEN)
         v2, c2 = outer(V2, C2, head, cols, units, E, K, KIND, WIDEN)
-        s = (tl.dot(tl.trans(v1), m, input_precision=PRECISION) + c1 * last) * scale
+        s = state(v1, c1, near, far, last, KIND, PRECISION) * scale
         g = gelu(s, KIND) * readout
         q = tl.dot(v2, operand(g, KIND, WIDEN), q, input_precision=PRECISION)
         r += tl.sum(c2 * g, 0, keep_dims=True)
@@ -83,7 +104,7 @@ def middle_backward(
     """Also writes DS and G [H, K, S, E], for the gradients of V and c."""
     sequence, head = tl.program_id(0), tl.program_id(1)
     cols = tl.arange(0, EP)
-    m, last = block(M, sequence, sequences, head, cols, E, ROWS, KIND, WIDEN)
+    near, far, last = sums(M, sequence, sequences, head, cols, E, ROWS, KIND, WIDEN)
     dq, dr = block(DQ, sequence, sequences, head, cols, E, ROWS, KIND, WIDEN)
     scale, readout = factor(SCALE, sequence, ONE_SCALE), factor(READOUT, sequence, ONE_READOUT)
     dm = tl.zeros([EP, EP], tl.float32)
@@ -92,7 +113,7 @@ def middle_backward(
         units = k + tl.arange(0, BK)
         v1, c1 = outer(V1, C1, head, cols, units, E, K, KIND, WIDEN)
         v2, c2 = outer(V2, C2, head, cols, units, E, K, KIND, WIDEN)
-        s = (tl.dot(tl.trans(v1), m, input_precision=PRECISION) + c1 * last) * scale
+        s = state(v1, c1, near, far, last, KIND, PRECISION) * scale
         g, slope = gelu_and_slope(s, KIND)
         dg = tl.dot(tl.trans(v2), dq, input_precision=PRECISION) + c2 * dr
         ds = dg * slope * (scale * readout)

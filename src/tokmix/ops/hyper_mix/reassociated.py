@@ -10,6 +10,7 @@ sequences are not short beside it.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -45,6 +46,13 @@ def _times(weights: Tensor, x: Tensor) -> Tensor:
 def _features(x: Tensor, net: Net) -> Tensor:
     hidden = per_head(x, net.inner)
     return F.gelu(hidden if net.inner_bias is None else hidden + net.inner_bias[:, None])
+
+
+def loses_digits(length: int, e: int, dtype: torch.dtype) -> bool:
+    """Whether H_1ᵀ v must not be rounded to dtype. What the tokens have in common grows with their number, what tells them apart with its
+    root, and rounding errs by a share of the former: so much for a long sequence that GELU(W_1ᵀ v) bends at another place. The
+    textbook rounds each token's weights on its own, which averages out. (Plain torch, below, has no way to keep it: it is for kernels.)"""
+    return dtype != torch.float32 and length >= 8 * e
 
 
 def matmul_flops(queries: int, keys: int, heads: int, e: int, k: int, shared: bool, inner: int | None = None) -> int:

@@ -20,6 +20,7 @@ from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters m
 from tokmix.ops.dispatch import processors
 from tokmix.ops.hyper_mix import wide_triton as kernels
 from tokmix.ops.hyper_mix.launch import KINDS, Nets
+from tokmix.ops.hyper_mix.reassociated import loses_digits
 from tokmix.ops.parts_triton import added
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
@@ -52,17 +53,37 @@ def merged(x: Tensor, B: int) -> Tensor:
     return x if x.shape[0] == B else x.unflatten(0, (-1, B)).permute(1, 2, 0, 3).flatten(2)
 
 
-def over_tokens(a: Tensor, b: Tensor) -> Tensor:
-    """a [S, T, e], b [S, T, i] -> aᵀ b [S, e, i]. A few long sequences are cut, so that the chip is full."""
+def over_tokens(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a [S, T, e], b [S, T, i] -> aᵀ b [S, e, i] in dtype. A few long sequences are cut, so that the chip is full."""
     S, T, e = a.shape
     tiles = cdiv(e, 128) * cdiv(b.shape[2], 128) * S
     cuts = 1
     while tiles * cuts < processors(a.device) // 2 and T % (2 * cuts) == 0 and T // (2 * cuts) >= SHORTEST_PIECE:
         cuts *= 2
     if cuts == 1:
-        return torch.bmm(a.mT, b)
+        return product(a.mT, b, dtype)
     cut = lambda x: x.unflatten(1, (cuts, -1)).flatten(0, 1)
-    return torch.bmm(cut(a).mT, cut(b)).unflatten(0, (S, cuts)).sum(1)
+    return product(cut(a).mT, cut(b), dtype).unflatten(0, (S, cuts)).sum(1)
+
+
+def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a b in dtype: that of both, or float32."""
+    if a.dtype == dtype:
+        return torch.bmm(a, b)
+    return torch.bmm(a, b, out_dtype=dtype) if a.is_cuda else torch.bmm(a.to(dtype), b.to(dtype))
+
+
+def states_and_hidden(values: Tensor, h: Tensor, outer: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """values [H * B, T, e], h [H * B, T, i], V_1 [H, i, k] -> Mᵀ [H, B * e, i] and Mᵀ V_1 [H, B * e, k], the latter in float32
+    where M cannot be rounded before: then it is two factors, side by side, what its dtype can hold and the rest."""
+    by_heads = lambda matrices: matrices.view(heads, -1, matrices.shape[2])
+    if not loses_digits(values.shape[1], values.shape[2], values.dtype):
+        states = by_heads(over_tokens(values, h, values.dtype))
+        return states, torch.bmm(states, outer)
+    exact = by_heads(over_tokens(values, h, torch.float32))
+    states = exact.to(values.dtype)
+    both = torch.cat([states, (exact - states).to(values.dtype)], dim=2)
+    return states, product(both, torch.cat([outer, outer], dim=1), torch.float32)
 
 
 class Sizes:
@@ -187,12 +208,11 @@ def forward(
     p = torch.bmm(xs.flatten(1, 2), inner)
     h = gelu_forward(p, inner_bias, size.kind)
     per_sequence = h.view(H * B, T, -1)
-    states = over_tokens(vs.flatten(0, 1), per_sequence[..., :i]).view(H, B * e, i)
+    states, hidden = states_and_hidden(vs.flatten(0, 1), per_sequence[..., :i], net_in.outer.to(x.dtype), H)
     biased = net_in.outer_bias is not None
     m = sum_tokens(x if values is None else values) if biased else size.new(0)
     r = size.new(B, size.D) if biased else None
-    hidden = torch.bmm(states, net_in.outer.to(x.dtype))  # [H, B * e, k]
-    active = torch.empty_like(hidden)
+    active = torch.empty_like(hidden, dtype=x.dtype)
     rows, warps = MIDDLE
     kernels.middle_forward[cdiv(B * e, rows), H](
         hidden, m if biased else None, net_in.outer_bias, net_out.outer_bias, scale, readout, active, r,
@@ -229,7 +249,7 @@ def backward(
     xs, dzs = by_head(x, H).flatten(0, 1), by_head(dz, H).flatten(0, 1)  # [H * B, T, e]
     vs = xs if values is None else by_head(values, H).flatten(0, 1)
     per_sequence = h.view(H * B, T, -1)
-    dread = over_tokens(dzs, per_sequence[..., -i:]).view(H, B * e, i)
+    dread = over_tokens(dzs, per_sequence[..., -i:], x.dtype).view(H, B * e, i)
     outer_in = net_in.outer.to(x.dtype)
     outer_out = outer_in if tied else net_out.outer.to(x.dtype)
     dhidden = torch.bmm(dread, outer_out)

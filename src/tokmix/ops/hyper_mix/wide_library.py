@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tokmix.ops.hyper_mix.library import NETS, nets
+from tokmix.ops.hyper_mix.reassociated import loses_digits
 from tokmix.ops.quick import direct, on_its_device, quick, where_asked
 
 _REST = "Tensor? scale, Tensor? readout, Tensor? gain, Tensor? bias, float eps"
@@ -38,7 +39,8 @@ def _(x: Tensor, values: Tensor | None, u1: Tensor, b1: Any, v1: Tensor, c1: Any
     wide = lambda *shape: x.new_empty(*shape, dtype=torch.float32)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tokens = [x.new_empty(H, B * T, width) for _ in range(2)]
-    states, hidden, read = (x.new_empty(H, B * e, n) for n in (i, k, i))
+    states, read = (x.new_empty(H, B * e, i) for _ in range(2))
+    hidden = x.new_empty(H, B * e, k, dtype=torch.float32 if loses_digits(T, e, x.dtype) else x.dtype)
     m = wide(0) if c1 is None else wide(B, D)
     if gain is None:
         return y, *tokens, states, m, hidden, read, x.new_empty(0), wide(0), wide(0), wide(0)
