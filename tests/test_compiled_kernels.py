@@ -36,6 +36,7 @@ EXPECTED: list[tuple[tuple[int, int], str, dict[str, set[str]]]] = [
     (AN_H100, "short", {"128 tokens": SHORT}),
     (RTX_4090, "short float32", {"64 tokens": SHORT}),
     (RTX_4090, "heads", {"tied=True": HEADS, "tied=False": {"output_backward", "state_backward"}}),
+    (AN_H100, "heads", {"tied=True": HEADS, "tied=False": {"output_backward", "state_backward"}}),
     (RTX_4090, "wide heads", {"of 128": WIDE}),
     (RTX_4090, "causal", {"heads of 64": SCAN, "heads of 128": set(), "heads of 256": set()}),
     (AN_A100, "causal", {"heads of 128": SCAN, "heads of 256": set()}),
