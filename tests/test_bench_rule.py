@@ -12,8 +12,10 @@ from tokmix.bench import rule
 from tokmix.bench.cases import Case, Size, cases, draw
 from tokmix.bench.ceilings import floor_us
 from tokmix.bench.clock import Clock, Live
+from tokmix.bench.layers import checked_lengths, layers
 from tokmix.bench.rivals import attention_cores, attention_layers
 from tokmix.bench.session import moved
+from tokmix.bench.settings import Asked
 from tokmix.ops import dispatch
 
 SIZE = Size(2, 48, 32, 16)
@@ -142,3 +144,11 @@ def test_memory_that_nobody_wrote_is_seen() -> None:
 
     verdicts = rule.check(lazy, lambda t: t["x"] * 2, {"x": torch.randn(300, 1)}, torch.float32)
     assert not verdicts[0].holds
+
+
+def test_long_sequences_are_checked_where_sums_over_them_could_lose_digits() -> None:
+    asked = Asked("layers", lengths=(512, 8192, 65536))
+    found = {made.name: checked_lengths(asked, made, "cuda") for made in layers(512, 64)}
+    assert found["hypermixing, one head, tied"] == found["hypermixing, heads of 64, untied"] == [333, 512, 65536]
+    assert found["hypermlp"] == found["fnet"] == [333, 512]  # float64 could not
+    assert checked_lengths(asked, layers(512, 64)[0], "cpu") == [333, 512]

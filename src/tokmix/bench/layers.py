@@ -15,8 +15,8 @@ from tokmix.bench.clock import Call
 from tokmix.bench.ops import best_of, linear, size_of
 from tokmix.bench.rivals import attention_layers, linear_layer
 from tokmix.bench.rule import Body, Tensors
-from tokmix.bench.session import Session, moved
-from tokmix.mixer import Mixer, create
+from tokmix.bench.session import Asked, Session, moved
+from tokmix.mixer import Mixer, create, mixer_class
 from tokmix.ops.dispatch import implementation
 
 WAY = "forward+backward"
@@ -81,8 +81,16 @@ def as_body(mixer: nn.Module, plainly: bool) -> Body:
 
 
 def _passes(session: Session, made: Made) -> bool:
-    """At an odd length, and at the shortest that is timed: short sequences may take another way."""
-    return all(_holds(session, made, length) for length in sorted({37 if session.asked.quick else 333, session.asked.lengths[0]}))
+    return all(_holds(session, made, length) for length in checked_lengths(session.asked, made, session.device))
+
+
+def checked_lengths(asked: Asked, made: Made, device: str) -> list[int]:
+    """An odd one, and the shortest that is timed: short sequences may take another way. On a GPU the longest, too, of what sums over all
+    tokens at a cost that float64 can bear: sums of many tokens can lose digits."""
+    found = {37 if asked.quick else 333, min(asked.lengths)}
+    if device == "cuda" and not made.causal and mixer_class(made.mixer).order == "T":
+        found.add(max(asked.lengths))
+    return sorted(found)
 
 
 def _holds(session: Session, made: Made, length: int) -> bool:
