@@ -6,8 +6,8 @@
 S is made again on the way back. [M; m], [Q; r] and their gradients are [H, rows, sequences, E], as in `triton`; S has k
 rows, which are walked over.
 
-[M; m] is in float32. What all tokens have in common grows with their number, and with it what rounding M would cost: of long
-sequences a hundred times the width of GELU's bend, so that slopes would be 1 for 0. The textbook rounds each token's weights
+[M; m] is in float32. What all tokens have in common grows with their number, and with it what rounding M would cost: in long
+sequences more than the width of GELU's bend, so that slopes would be 1 for 0. The textbook rounds each token's weights
 on its own, which averages out. So M is two factors of a product: what KIND can hold of it, and the rest.
 """
 
