@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -35,6 +35,7 @@ from tokmix.ops import dispatch, flops
 from tokmix.ops.dispatch import implementation
 from tokmix.ops.hyper_mix import library as hyper_library
 from tokmix.ops.hyper_mix import reassociated
+from tokmix.ops.hyper_mix.reference import Net
 from tokmix.ops.quick import on_its_device
 from tokmix.ops.shift_mix import choice as shift
 from tokmix.ops.shift_mix import library as shift_library
@@ -219,6 +220,27 @@ def test_reassociated(dtype: torch.dtype, tied: bool, biased: bool) -> None:
     hold(ours, plain, exact, dtype)
 
 
+@pytest.mark.parametrize("cast", [False, True], ids=["bfloat16", "autocast"])
+def test_reassociated_of_many_tokens_that_have_much_in_common(cast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As near as the textbook, whose errors average out over tokens; with rounded sums it would not be."""
+    H, T, e, k = 2, 1037, 8, 12
+    h, values = (1 + 0.1 * torch.randn(3, H, T, e).bfloat16() for _ in range(2))
+    V = torch.tensor([1.0, -1.0]).repeat(e // 2)[:, None].expand(H, e, k).bfloat16()
+    net = Net(torch.empty(H, e, e), None, V, torch.zeros(H, k, dtype=V.dtype))
+    exact = (h.double() @ V.double()).mT @ values.double()
+    given = [x.float() if cast else x for x in (h, values)]
+
+    def error(mix: Callable[[Tensor, Tensor], Tensor]) -> float:
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            return ((mix(*given).double() - exact).norm() / exact.norm()).item()
+
+    ours = lambda h, values: reassociated._hidden(h, values, net)
+    allowed = 2 * error(lambda h, values: (h @ V).mT @ values) + torch.finfo(torch.bfloat16).eps
+    assert error(ours) <= allowed
+    monkeypatch.setattr(reassociated, "loses_digits", lambda *given: False)
+    assert error(ours) > allowed
+
+
 def test_reassociated_pays_as_the_algebra_says() -> None:
     long = 10**6
     for e in (64, 512):
@@ -313,7 +335,7 @@ def test_what_tokens_have_in_common_is_not_rounded_before_it_cancels(device: str
     small = torch.randn(1, e, 1, e, device=device)
     V = torch.tensor([1.0, -1.0], device=device).repeat(e // 2)[:, None].expand(e, k) * torch.arange(1, k + 1, device=device)
     found = torch.empty(1, e, 1, e, dtype=torch.bfloat16, device=device)
-    how = (True, True, k, k, e, e, e, launch.KINDS[torch.bfloat16], dispatch.INTERPRETED, "ieee")
+    how = (True, True, k, k, e, e, e, launch.KINDS[torch.bfloat16], "ieee")
     weights = (V.bfloat16().contiguous(), None)
     middle_triton.middle_forward[(1, 1)](4096 + small, *weights, *weights, None, None, found, 1, *how)
     exact = V.double() @ torch.nn.functional.gelu(V.double().T @ small[0, :, 0].double())
@@ -337,7 +359,7 @@ def test_last_row_of_many_sequences(device: str) -> None:
     given, found = (needs.memory((e + 1) * sequences * e, torch.float16, device).view(1, e + 1, sequences, e) for _ in range(2))
     given[0, :, 0] = torch.randn(e + 1, e)
     weights = torch.randn(e, 16, device=device).half(), torch.randn(16, device=device).half()
-    how = (True, True, 16, 16, e, e + 1, e, launch.KINDS[torch.float16], dispatch.INTERPRETED, "ieee")
+    how = (True, True, 16, 16, e, e + 1, e, launch.KINDS[torch.float16], "ieee")
     middle_triton.middle_forward[(1, 1)](given, *weights, *weights, None, None, found, sequences, *how)
     V, c, M, m = *(x.double() for x in weights), given[0, :e, 0].double(), given[0, e, 0].double()
     G = torch.nn.functional.gelu(V.T @ M + c[:, None] * m)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tests.kernel_cases import HYPER, fused, hyper_case, textbook
 from tests.kernel_rule import (
+    DTYPES,
     Seen,
     Tensors,
     at,
@@ -38,6 +39,7 @@ from tokmix.segments import Segments
 INTERPRETED = [
     "test_kernels.py", "test_kernel_ops.py", "test_kernel_mixers.py", "test_one_head_kernel.py", "test_decode_kernel.py",
     "test_causal_kernel.py", "test_block_kernel.py", "test_short_conv.py", "test_hyper_mlp_kernel.py", "test_short_kernel.py",
+    "test_rounding.py",
 ]  # fmt: skip
 
 
@@ -228,6 +230,16 @@ def test_hyper_mix_scaled(device: str, layout: str) -> None:
 def test_hyper_sizes(device: str, T: int, H: int, e: int, k: int) -> None:
     given = hyper_case(device, T, H, e, k, biased=True, tied=False, normed=False, coded=False)
     check(lambda t: fused(t, None, (None, None)), lambda t: textbook(t, None, (None, None)), given, torch.float32, "hyper_mix")
+
+
+@each_device
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_hyper_mix_of_long_sequences_with_much_in_common(device: str, dtype: torch.dtype, tied: bool) -> None:
+    """Every error that tokens share adds up over them: sums rounded too early, numbers cut off instead of rounded."""
+    given = hyper_case(device, 512, 2, 20, 40, biased=True, tied=tied, normed=True, coded=False)
+    given["x"] += 0.5
+    check(lambda t: fused(t, None, (None, None)), lambda t: textbook(t, None, (None, None)), given, dtype, "hyper_mix")
 
 
 @each_device

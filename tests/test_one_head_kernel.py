@@ -40,7 +40,7 @@ def no_sequence_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # heads, channels and inner width of one, generated units; the kernel for heads takes none of these in float32
-SIZES = {"one": (1, 72, 72, 40), "inner": (1, 20, 13, 33), "heads": (2, 12, 7, 5), "large": (1, 136, 136, 300)}
+SIZES = {"one": (1, 72, 72, 40), "inner": (1, 20, 13, 33), "heads": (2, 12, 7, 5), "large": (1, 136, 136, 300), "narrow": (4, 32, 24, 64)}
 
 
 def case(device: str, T: int, size: str, tied: bool, biased: bool = True, normed: bool = True, coded: bool = False) -> Tensors:
@@ -113,6 +113,15 @@ def test_what_tokens_have_in_common_is_not_rounded_before_it_cancels(device: str
     exact = (values.double().mT @ h.double()).view(H, B * e, i) @ outer.double()
     error = (hidden.double() - exact).norm() / exact.norm()
     assert (error < 1e-3) == (T == 512), error
+
+
+@each_device
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_long_sequences_with_much_in_common(device: str, tied: bool) -> None:
+    """Every error that tokens share adds up over them: sums rounded too early, numbers cut off instead of rounded."""
+    given = case(device, 512, "narrow", tied)
+    given["x"] += 0.5
+    judge(given, torch.bfloat16)
 
 
 @each_device

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from tokmix.ops.causal_hyper_mix import block_triton as kernels
 from tokmix.ops.causal_hyper_mix.launch import Plan, by_token, flat, lined, strides
-from tokmix.ops.dispatch import INTERPRETED
 from tokmix.ops.hyper_mix.launch import KINDS
 
 # For heads of up to 64; wider ones get twice as many.
@@ -27,7 +26,7 @@ def _warps(plan: Plan, name: str) -> int:
 def _ending(plan: Plan, dtype: torch.dtype) -> tuple[object, ...]:
     """The constants that every kernel ends with. Three products in a row: of tf32x3 they would have more than twice torch's error."""
     precision = "ieee" if plan.precision == "tf32x3" else plan.precision
-    return plan.k, plan.e, _side(plan), _side(plan), plan.chunk, KINDS[dtype], INTERPRETED, precision
+    return plan.k, plan.e, _side(plan), _side(plan), plan.chunk, KINDS[dtype], precision
 
 
 def forward(

@@ -21,7 +21,8 @@ import triton
 import triton.language as tl
 
 from tokmix.ops.causal_hyper_mix.tiles import kept_after, rows, start
-from tokmix.ops.hyper_mix.triton import gelu, gelu_and_slope, operand
+from tokmix.ops.hyper_mix.triton import gelu, gelu_and_slope
+from tokmix.ops.rounding_triton import operand, put
 
 
 @triton.jit
@@ -55,7 +56,7 @@ def block_read(
     W, OUT, V, LOG, REAL, SCALE, STARTS, Y, L, chunks, heads,
     w_batch, w_head, w_row, o_batch, o_head, o_row, v_batch, v_head, v_row, y_batch, y_head, y_row,
     K: tl.constexpr, E: tl.constexpr, KP: tl.constexpr, EP: tl.constexpr, CHUNK: tl.constexpr,
-    KIND: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+    KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
     at, chunk = piece // chunks, piece % chunks
@@ -65,28 +66,28 @@ def block_read(
         REAL += (at // heads).to(tl.int64) * L + begin
     if LOG is not None:
         LOG += flat
-    w = operand(tile(W, REAL, at, heads, w_batch, w_head, w_row, begin, tokens, count, ks, K), KIND, WIDEN)
-    o = operand(tile(OUT, None, at, heads, o_batch, o_head, o_row, begin, tokens, count, ks, K), KIND, WIDEN)
-    v = operand(tile(V, REAL, at, heads, v_batch, v_head, v_row, begin, tokens, count, es, E), KIND, WIDEN)
+    w = operand(tile(W, REAL, at, heads, w_batch, w_head, w_row, begin, tokens, count, ks, K), KIND)
+    o = operand(tile(OUT, None, at, heads, o_batch, o_head, o_row, begin, tokens, count, ks, K), KIND)
+    v = operand(tile(V, REAL, at, heads, v_batch, v_head, v_row, begin, tokens, count, es, E), KIND)
     scale = tl.load(SCALE + flat + tokens, mask=tokens < count, other=0.0)
     fade, kept = fades(LOG, tokens, count)
     scores = tl.dot(o, tl.trans(w), input_precision=PRECISION) * kept * (0.5 * scale)[:, None]
-    y = tl.dot(operand(scores, KIND, WIDEN), v, input_precision=PRECISION)
+    y = tl.dot(operand(scores, KIND), v, input_precision=PRECISION)
     if chunk > 0:
         border = tl.load(SCALE + flat - 1)
         inside = (ks < K)[:, None] & (es < E)[None, :]
         h = tl.load(STARTS + piece.to(tl.int64) * (K * E) + ks[:, None] * E + es[None, :], mask=inside, other=0.0)
-        read = tl.dot(o, operand(gelu(h * border, KIND), KIND, WIDEN), input_precision=PRECISION)
+        read = tl.dot(o, operand(gelu(h * border, KIND), KIND), input_precision=PRECISION)
         y += (tl.exp(fade) * scale / border)[:, None] * read
     to = Y + start(at, heads, y_batch, y_head, y_row, begin) + tokens[:, None] * y_row + es[None, :]
-    tl.store(to, y.to(Y.dtype.element_ty), mask=(tokens < count)[:, None] & (es < E)[None, :])
+    put(to, y, (tokens < count)[:, None] & (es < E)[None, :])
 
 
 @triton.jit(do_not_specialize=["L", "chunks", "heads"])
 def block_border(
     OUT, DY, LOG, SCALE, STARTS, ENDS, DBORDER, L, chunks, heads, o_batch, o_head, o_row, dy_batch, dy_head, dy_row,
     K: tl.constexpr, E: tl.constexpr, KP: tl.constexpr, EP: tl.constexpr, CHUNK: tl.constexpr,
-    KIND: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+    KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What a block asks of its start, into the end of the block before; and the gradient of s_b as far as it is in G."""
     at, chunk = tl.program_id(0) // (chunks - 1), tl.program_id(0) % (chunks - 1) + 1
@@ -103,8 +104,8 @@ def block_border(
     cell = ks[:, None] * E + es[None, :]
     h = tl.load(STARTS + piece * (K * E) + cell, mask=inside, other=0.0)
     _, slope = gelu_and_slope(h * border, KIND)
-    far_dy = operand(dy * (far / border)[:, None], KIND, WIDEN)
-    dread = tl.dot(tl.trans(operand(o, KIND, WIDEN)), far_dy, input_precision=PRECISION) * slope
+    far_dy = operand(dy * (far / border)[:, None], KIND)
+    dread = tl.dot(tl.trans(operand(o, KIND)), far_dy, input_precision=PRECISION) * slope
     tl.store(ENDS + (piece - 1) * (K * E) + cell, dread * border, mask=inside)
     tl.store(DBORDER + piece, tl.sum(tl.sum(dread * h, 1), 0))
 
@@ -114,7 +115,7 @@ def block_pull(
     W, OUT, V, DY, LOG, REAL, SCALE, STARTS, ENDS, DW, DOUT, DV, DLOG, DSCALE, DBORDER, L, chunks, heads,
     w_batch, w_head, w_row, o_batch, o_head, o_row, v_batch, v_head, v_row, dy_batch, dy_head, dy_row, dv_batch, dv_head, dv_row,
     K: tl.constexpr, E: tl.constexpr, KP: tl.constexpr, EP: tl.constexpr, CHUNK: tl.constexpr,
-    KIND: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+    KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
     at, chunk = piece // chunks, piece % chunks
@@ -130,11 +131,11 @@ def block_pull(
     inside = in_k[:, None] & in_e[None, :]
     cell = piece.to(tl.int64) * (K * E) + ks[:, None] * E + es[None, :]
     w_wide = tile(W, REAL, at, heads, w_batch, w_head, w_row, begin, tokens, count, ks, K)
-    w = operand(w_wide, KIND, WIDEN)
-    o = operand(tile(OUT, None, at, heads, o_batch, o_head, o_row, begin, tokens, count, ks, K), KIND, WIDEN)
-    v = operand(tile(V, REAL, at, heads, v_batch, v_head, v_row, begin, tokens, count, es, E), KIND, WIDEN)
+    w = operand(w_wide, KIND)
+    o = operand(tile(OUT, None, at, heads, o_batch, o_head, o_row, begin, tokens, count, ks, K), KIND)
+    v = operand(tile(V, REAL, at, heads, v_batch, v_head, v_row, begin, tokens, count, es, E), KIND)
     dy_wide = tile(DY, None, at, heads, dy_batch, dy_head, dy_row, begin, tokens, count, es, E)
-    dy = operand(dy_wide, KIND, WIDEN)
+    dy = operand(dy_wide, KIND)
     scale = tl.load(SCALE + flat + tokens, mask=in_t, other=0.0)
     fade, kept = fades(LOG, tokens, count)
     # the own block
@@ -146,13 +147,13 @@ def block_pull(
         # log λ_t stands in Λ_a/Λ_u for u < t <= a: sums over such pairs, and no differences of longer ones, which lose digits
         since = tl.cumsum(met * scale[:, None], 0, reverse=True)  # over a, from t on
         dlog = tl.sum(tl.where(tokens[:, None] > tokens[None, :], since, 0.0), 1)
-    asked = operand(asked * scale[:, None], KIND, WIDEN)
+    asked = operand(asked * scale[:, None], KIND)
     do = tl.dot(asked, w, input_precision=PRECISION)
     dw = tl.dot(tl.trans(asked), o, input_precision=PRECISION)
-    dv = tl.dot(tl.trans(operand(scores * kept * (0.5 * scale)[:, None], KIND, WIDEN)), dy, input_precision=PRECISION)
+    dv = tl.dot(tl.trans(operand(scores * kept * (0.5 * scale)[:, None], KIND)), dy, input_precision=PRECISION)
     # what later blocks ask of the state behind this one
     end = tl.load(ENDS + cell, mask=inside, other=0.0)
-    narrow_end = operand(end, KIND, WIDEN)
+    narrow_end = operand(end, KIND)
     dw_after = tl.dot(v, tl.trans(narrow_end), input_precision=PRECISION)
     dv_after = tl.dot(w, narrow_end, input_precision=PRECISION)
     if LOG is not None:
@@ -167,7 +168,7 @@ def block_pull(
     if chunk > 0:
         border = tl.load(SCALE + flat - 1)
         h = tl.load(STARTS + cell, mask=inside, other=0.0)
-        g = operand(gelu(h * border, KIND), KIND, WIDEN)
+        g = operand(gelu(h * border, KIND), KIND)
         share = tl.exp(fade) / border
         dfar = tl.sum(dy_wide * tl.dot(o, g, input_precision=PRECISION), 1)
         do += (share * scale)[:, None] * tl.dot(dy, tl.trans(g), input_precision=PRECISION)
@@ -178,10 +179,10 @@ def block_pull(
             dlog += tl.cumsum(lost, 0, reverse=True) + whole * tl.sum(tl.sum(end * h, 1), 0)
     to = (flat + tokens[:, None]) * K + ks[None, :]
     there = in_t[:, None] & in_k[None, :]
-    tl.store(DOUT + to, do.to(DOUT.dtype.element_ty), mask=there)
-    tl.store(DW + to, tl.where(real[:, None], dw, 0.0).to(DW.dtype.element_ty), mask=there)
+    put(DOUT + to, do, there)
+    put(DW + to, tl.where(real[:, None], dw, 0.0), there)
     to = DV + start(at, heads, dv_batch, dv_head, dv_row, begin) + tokens[:, None] * dv_row + es[None, :]
-    tl.store(to, tl.where(real[:, None], dv, 0.0).to(DV.dtype.element_ty), mask=in_t[:, None] & in_e[None, :])
+    put(to, tl.where(real[:, None], dv, 0.0), in_t[:, None] & in_e[None, :])
     tl.store(DSCALE + flat + tokens, dscale, mask=in_t)
     if LOG is not None:
         tl.store(DLOG + flat + tokens, dlog, mask=in_t)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from tokmix.ops.causal_hyper_mix.tiles import advance, gelu_and_pull, kept_after, load, rows, start, token
+from tokmix.ops.rounding_triton import put
 
 STEPS = tl.constexpr(4)  # states between two notes of `pull`
 
@@ -28,14 +29,14 @@ def pull_one(
     at = tl.minimum(t, count - 1)
     scale = tl.load(SCALE + at)
     g, d = gelu_and_pull(h, scale, o[:, None, None], (dy * tl.where(real, scale, 0.0))[None, :, :], EXACT)
-    tl.store(DO + t * K + ks, row_sums(g * dy[None, :, :]).to(DO.dtype.element_ty), mask=ks < tl.where(real, K, 0))
+    put(DO + t * K + ks, row_sums(g * dy[None, :, :]), ks < tl.where(real, K, 0))
     tl.store(P + t, tl.sum(d * h), mask=real)
     if EXACT:
         asked += asked * loss + d
     else:
         asked = asked * (1.0 + loss) + d
     tl.store(DW + t * K + ks, row_sums(asked * v[None, :, :]), mask=ks < tl.where(real, K, 0))
-    tl.store(DV + t * E + es, tl.sum(asked * w[:, None, None], 0).to(DV.dtype.element_ty), mask=es < tl.where(real, E, 0))
+    put(DV + t * E + es, tl.sum(asked * w[:, None, None], 0), es < tl.where(real, E, 0))
     loss = 0.0
     if LOSS is not None:
         loss = tl.where(real, tl.load(LOSS + at), 0.0)
@@ -174,7 +175,7 @@ def finish(
         to = (flat + tokens[:, None]) * K + ks[None, :]
         there = in_t[:, None] & in_k[None, :]
         part = tl.load(DW_PART + to, mask=real[:, None] & in_k[None, :], other=0.0)
-        tl.store(DW + to, (dw + part).to(DW.dtype.element_ty), mask=there)
+        put(DW + to, dw + part, there)
         if LOG is not None:
             inner += tl.sum(w * part, 1)
             outer += tl.sum(w * dw, 1)
@@ -204,4 +205,4 @@ def finish(
     for part in range(PARTS):
         dv += tl.load(DV_PART + (part * total + flat + tokens[:, None]) * E + es[None, :], mask=there, other=0.0).to(tl.float32)
     to = DV + start(at, heads, dv_batch, dv_head, dv_row, begin) + tokens[:, None] * dv_row + es[None, :]
-    tl.store(to, tl.where(real[:, None], dv, 0.0).to(DV.dtype.element_ty), mask=there)
+    put(to, tl.where(real[:, None], dv, 0.0), there)

@@ -29,6 +29,7 @@ import triton.language as tl
 from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters may be told)
 from tokmix.ops.causal_hyper_mix import flops as _own  # noqa: F401
 from tokmix.ops.causal_hyper_mix.tiles import advance, gelu, kept_after, load, rows, start, token
+from tokmix.ops.rounding_triton import put
 
 
 @triton.jit(do_not_specialize=["L", "chunks", "heads"])
@@ -117,6 +118,6 @@ def read(
         h = advance(h, w[:, None], v[None, :], LOSS, t)
         o = load(OUT + t * o_row + ks, in_k, EVEN)
         y = tl.sum(gelu(h * tl.load(SCALE + t), EXACT) * o[:, None], 0)
-        tl.store(Y + t * y_row + es, y.to(Y.dtype.element_ty), mask=in_e)
+        put(Y + t * y_row + es, y, in_e)
     if chunk == chunks - 1:
         tl.store(LAST + at.to(tl.int64) * (K * E) + cell, h, mask=inside)

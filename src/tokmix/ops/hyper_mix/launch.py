@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters may be told)
-from tokmix.ops.dispatch import INTERPRETED, processors
+from tokmix.ops.dispatch import processors
 from tokmix.ops.hyper_mix import middle_triton, norm_triton
 from tokmix.ops.hyper_mix import triton as kernels
 from tokmix.ops.parts_triton import added
@@ -79,7 +79,7 @@ class Plan:
         """The constants that kernels end with."""
         tf32 = torch.get_float32_matmul_precision() != "highest"
         padded = max(16, next_power_of_2(self.e))
-        return self.e, self.rows, padded, tile, KINDS[self.dtype], INTERPRETED, "tf32" if tf32 else "ieee"
+        return self.e, self.rows, padded, tile, KINDS[self.dtype], "tf32" if tf32 else "ieee"
 
     def parts(self, rows: int) -> Tensor:
         """Room for one matrix a piece and head."""

@@ -16,14 +16,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokmix.ops.hyper_mix.triton import block, gelu, gelu_and_slope, nearest, operand
+from tokmix.ops.hyper_mix.triton import block, gelu, gelu_and_slope
+from tokmix.ops.rounding_triton import operand, put
 
 
 @triton.jit
-def outer(V, C, head, cols, units, E: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, WIDEN: tl.constexpr):
+def outer(V, C, head, cols, units, E: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr):
     """Some columns of a head's V [H, E, K], and of its c [H, K] as [BK, 1] in float32, zero where there is none."""
     there = (cols < E)[:, None] & (units < K)[None, :]
-    v = operand(tl.load(V + (head * E + cols)[:, None] * K + units[None, :], mask=there, other=0.0), KIND, WIDEN)
+    v = operand(tl.load(V + (head * E + cols)[:, None] * K + units[None, :], mask=there, other=0.0), KIND)
     if C is None:
         c = tl.zeros([units.shape[0], 1], tl.float32)
     else:
@@ -44,11 +45,11 @@ def factor(SCALE, sequence, SINGLE: tl.constexpr):
 
 
 @triton.jit
-def sums(M, sequence, sequences, head, cols, E: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr, WIDEN: tl.constexpr):
+def sums(M, sequence, sequences, head, cols, E: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr):
     """A sequence's and head's M as two factors, and m."""
-    m, last = block(M, sequence, sequences, head, cols, E, ROWS, tl.float32, False)
-    near = operand(m, KIND, WIDEN)
-    return near, operand(m - near.to(tl.float32), KIND, WIDEN), last
+    m, last = block(M, sequence, sequences, head, cols, E, ROWS, tl.float32)
+    near = operand(m, KIND)
+    return near, operand(m - near.to(tl.float32), KIND), last
 
 
 @triton.jit
@@ -61,66 +62,64 @@ def state(v, c, near, far, last, KIND: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def store_rows(
-    P, matrix, last, sequence, sequences, head, cols, E: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr, WIDEN: tl.constexpr
-):
+def store_rows(P, matrix, last, sequence, sequences, head, cols, E: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr):
     """A sequence's and head's matrix into [H, ROWS, S, E], and its last row where ROWS is E + 1."""
     at = P + (sequence.to(tl.int64) + head * ROWS * sequences) * E + cols[None, :]
     step = sequences * E
     there = (cols < E)[:, None] & (cols < E)[None, :]
-    tl.store(at + cols[:, None].to(tl.int64) * step, nearest(matrix, KIND, WIDEN), mask=there)
+    put(at + cols[:, None].to(tl.int64) * step, matrix, there)
     if ROWS > E:
-        tl.store(at + tl.cast(E, tl.int64) * step, nearest(last, KIND, WIDEN), mask=(cols < E)[None, :])
+        put(at + tl.cast(E, tl.int64) * step, last, (cols < E)[None, :])
 
 
 @triton.jit
 def middle_forward(
     M, V1, C1, V2, C2, SCALE, READOUT, Q, sequences, ONE_SCALE: tl.constexpr, ONE_READOUT: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
-    E: tl.constexpr, ROWS: tl.constexpr, EP: tl.constexpr, KIND: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+    E: tl.constexpr, ROWS: tl.constexpr, EP: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     sequence, head = tl.program_id(0), tl.program_id(1)
     cols = tl.arange(0, EP)
-    near, far, last = sums(M, sequence, sequences, head, cols, E, ROWS, KIND, WIDEN)
+    near, far, last = sums(M, sequence, sequences, head, cols, E, ROWS, KIND)
     scale, readout = factor(SCALE, sequence, ONE_SCALE), factor(READOUT, sequence, ONE_READOUT)
     q = tl.zeros([EP, EP], tl.float32)
     r = tl.zeros([1, EP], tl.float32)
     for k in range(0, K, BK):
         units = k + tl.arange(0, BK)
-        v1, c1 = outer(V1, C1, head, cols, units, E, K, KIND, WIDEN)
-        v2, c2 = outer(V2, C2, head, cols, units, E, K, KIND, WIDEN)
+        v1, c1 = outer(V1, C1, head, cols, units, E, K, KIND)
+        v2, c2 = outer(V2, C2, head, cols, units, E, K, KIND)
         s = state(v1, c1, near, far, last, KIND, PRECISION) * scale
         g = gelu(s, KIND) * readout
-        q = tl.dot(v2, operand(g, KIND, WIDEN), q, input_precision=PRECISION)
+        q = tl.dot(v2, operand(g, KIND), q, input_precision=PRECISION)
         r += tl.sum(c2 * g, 0, keep_dims=True)
-    store_rows(Q, q, r, sequence, sequences, head, cols, E, ROWS, KIND, WIDEN)
+    store_rows(Q, q, r, sequence, sequences, head, cols, E, ROWS, KIND)
 
 
 @triton.jit
 def middle_backward(
     DQ, M, V1, C1, V2, C2, SCALE, READOUT, DM, DS, G, sequences,
     ONE_SCALE: tl.constexpr, ONE_READOUT: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
-    E: tl.constexpr, ROWS: tl.constexpr, EP: tl.constexpr, KIND: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+    E: tl.constexpr, ROWS: tl.constexpr, EP: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Also writes DS and G [H, K, S, E], for the gradients of V and c."""
     sequence, head = tl.program_id(0), tl.program_id(1)
     cols = tl.arange(0, EP)
-    near, far, last = sums(M, sequence, sequences, head, cols, E, ROWS, KIND, WIDEN)
-    dq, dr = block(DQ, sequence, sequences, head, cols, E, ROWS, KIND, WIDEN)
+    near, far, last = sums(M, sequence, sequences, head, cols, E, ROWS, KIND)
+    dq, dr = block(DQ, sequence, sequences, head, cols, E, ROWS, KIND)
     scale, readout = factor(SCALE, sequence, ONE_SCALE), factor(READOUT, sequence, ONE_READOUT)
     dm = tl.zeros([EP, EP], tl.float32)
     dlast = tl.zeros([1, EP], tl.float32)
     for k in range(0, K, BK):
         units = k + tl.arange(0, BK)
-        v1, c1 = outer(V1, C1, head, cols, units, E, K, KIND, WIDEN)
-        v2, c2 = outer(V2, C2, head, cols, units, E, K, KIND, WIDEN)
+        v1, c1 = outer(V1, C1, head, cols, units, E, K, KIND)
+        v2, c2 = outer(V2, C2, head, cols, units, E, K, KIND)
         s = state(v1, c1, near, far, last, KIND, PRECISION) * scale
         g, slope = gelu_and_slope(s, KIND)
         dg = tl.dot(tl.trans(v2), dq, input_precision=PRECISION) + c2 * dr
         ds = dg * slope * (scale * readout)
         at = ((head * K + units)[:, None].to(tl.int64) * sequences + sequence) * E + cols[None, :]
         there = (units < K)[:, None] & (cols < E)[None, :]
-        tl.store(G + at, nearest(g * readout, KIND, WIDEN), mask=there)
-        tl.store(DS + at, nearest(ds, KIND, WIDEN), mask=there)
-        dm = tl.dot(v1, operand(ds, KIND, WIDEN), dm, input_precision=PRECISION)
+        put(G + at, g * readout, there)
+        put(DS + at, ds, there)
+        dm = tl.dot(v1, operand(ds, KIND), dm, input_precision=PRECISION)
         dlast += tl.sum(c1 * ds, 0, keep_dims=True)
-    store_rows(DM, dm, dlast, sequence, sequences, head, cols, E, ROWS, KIND, WIDEN)
+    store_rows(DM, dm, dlast, sequence, sequences, head, cols, E, ROWS, KIND)

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokmix.ops.parts_triton import added
+from tokmix.ops.rounding_triton import put
 from tokmix.ops.shift_mix.tiles import normalised, offsets, row_strides, turns_and_programs
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
@@ -38,7 +39,7 @@ def layer_norm_forward(Z, GAIN, BIAS, Y, MEAN, RSTD, total, eps, SOME: tl.conste
     y = n * gain + bias
     if SOME:
         y = tl.where(real, y, 0.0)
-    tl.store(Y + at + cols, y.to(Y.dtype.element_ty), mask=(rows < total) & (cols < D))
+    put(Y + at + cols, y, (rows < total) & (cols < D))
     tl.store(MEAN + rows, mean, mask=real)
     tl.store(RSTD + rows, rstd, mask=real)
 
@@ -69,7 +70,7 @@ def layer_norm_backward(
         dbias += dy
         g = dy * gain
         dz = (g - tl.sum(g, 1, keep_dims=True) / D - n * (tl.sum(g * n, 1, keep_dims=True) / D)) * rstd
-        tl.store(DZ + at, dz.to(DZ.dtype.element_ty), mask=inside & wide)
+        put(DZ + at, dz, inside & wide)
     kept = tl.program_id(0) * D + cols
     tl.store(SUMS + kept, tl.sum(dgain, 0), mask=cols < D)
     tl.store(SUMS + tl.num_programs(0) * D + kept, tl.sum(dbias, 0), mask=cols < D)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokmix.ops.dispatch import autocast_dtype
 from tokmix.ops.hyper_mix.reference import Net, merge_heads, per_head, split_heads
 from tokmix.ops.hyper_mix.reference import matmul_flops as textbook_flops
 
@@ -25,16 +26,25 @@ def hyper_mix(queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_ou
     h_in = _features(split_heads(keys, heads), net_in)  # [S, H, M, e]
     shared = net_out is net_in and queries is keys
     h_out = h_in if shared else _features(split_heads(queries, heads), net_out)
-    hidden = _times(net_in.outer.mT, h_in.mT @ values)  # [S, H, k, e]
-    if net_in.outer_bias is not None:
-        hidden = hidden + net_in.outer_bias[:, :, None] * values.sum(2, keepdim=True)
+    hidden = _hidden(h_in, values, net_in)
     if scale is not None:
         hidden = hidden * scale.to(hidden.dtype)
-    active = F.gelu(hidden)
+    active = F.gelu(hidden).to(h_out.dtype)
     y = h_out @ _times(net_out.outer, active)
     if net_out.outer_bias is not None:
         y = y + (net_out.outer_bias[:, :, None] * active).sum(2, keepdim=True)
     return merge_heads(y)
+
+
+def _hidden(h: Tensor, values: Tensor, net: Net) -> Tensor:
+    """h [S, H, M, i], values [S, H, M, e] -> W_1ᵀ v [S, H, k, e], in float32 where it loses digits else."""
+    outer, outer_bias = net.outer, net.outer_bias
+    if not loses_digits(h.shape[2], values.shape[3], autocast_dtype(h) or h.dtype):
+        hidden = _times(outer.mT, h.mT @ values)
+        return hidden if outer_bias is None else hidden + outer_bias[:, :, None] * values.sum(2, keepdim=True)
+    with torch.autocast(h.device.type, enabled=False):
+        wide = Net(net.inner, None, outer.float(), None if outer_bias is None else outer_bias.float())
+        return _hidden(h.float(), values.float(), wide)
 
 
 def _times(weights: Tensor, x: Tensor) -> Tensor:
@@ -51,8 +61,8 @@ def _features(x: Tensor, net: Net) -> Tensor:
 def loses_digits(length: int, e: int, dtype: torch.dtype) -> bool:
     """Whether H_1ᵀ v must not be rounded to dtype. What the tokens have in common grows with their number, what tells them apart with its
     root, and rounding errs by a share of the former: so much for a long sequence that GELU(W_1ᵀ v) bends at another place. The
-    textbook rounds each token's weights on its own, which averages out. (Plain torch, below, has no way to keep it: it is for kernels.)"""
-    return dtype != torch.float32 and length >= 8 * e
+    textbook rounds each token's weights on its own, which averages out."""
+    return dtype in (torch.bfloat16, torch.float16) and length >= 8 * e
 
 
 def matmul_flops(queries: int, keys: int, heads: int, e: int, k: int, shared: bool, inner: int | None = None) -> int:

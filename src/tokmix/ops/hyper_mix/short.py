@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tokmix.ops import dispatch, flops  # noqa: F401  (triton is loaded now, so counters may be told)
-from tokmix.ops.dispatch import H100, INTERPRETED
+from tokmix.ops.dispatch import H100
 from tokmix.ops.hyper_mix import norm_triton
 from tokmix.ops.hyper_mix import short_triton as kernels
 from tokmix.ops.hyper_mix.launch import KINDS
@@ -66,7 +66,7 @@ class Plan:
         # tf32x3: as exact as single precision, by three products of halves.
         precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
         sizes = (self.heads, self.e, self.k, one(scale), one(readout), self.tokens, self.tile.channels, self.tile.units)
-        return *sizes, self.kind, INTERPRETED, precision
+        return *sizes, self.kind, precision
 
     @property
     def how(self) -> dict[str, int]:

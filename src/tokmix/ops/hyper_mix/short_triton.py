@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 
 from tokmix.ops.hyper_mix.middle_triton import factor
-from tokmix.ops.hyper_mix.triton import gelu, gelu_and_slope, nearest, operand
+from tokmix.ops.hyper_mix.triton import gelu, gelu_and_slope
+from tokmix.ops.rounding_triton import operand, put
 
 
 @triton.jit
@@ -36,23 +37,23 @@ def span(TABLE, T):
 
 
 @triton.jit
-def tile(P, tokens, cols, count, limit, stride, KIND: tl.constexpr, WIDEN: tl.constexpr):
+def tile(P, tokens, cols, count, limit, stride, KIND: tl.constexpr):
     """[N, C] from the rows of a sequence, zero beyond its end and beyond the last column."""
     there = (tokens < count)[:, None] & (cols < limit)[None, :]
-    return operand(tl.load(P + tokens[:, None] * stride + cols[None, :], mask=there, other=0.0), KIND, WIDEN)
+    return operand(tl.load(P + tokens[:, None] * stride + cols[None, :], mask=there, other=0.0), KIND)
 
 
 @triton.jit
-def store_tile(P, x, tokens, cols, count, limit, stride, WIDEN: tl.constexpr):
+def store_tile(P, x, tokens, cols, count, limit, stride):
     there = (tokens < count)[:, None] & (cols < limit)[None, :]
-    tl.store(P + tokens[:, None] * stride + cols[None, :], nearest(x, P.dtype.element_ty, WIDEN), mask=there)
+    put(P + tokens[:, None] * stride + cols[None, :], x, there)
 
 
 @triton.jit(do_not_specialize=["T"])
 def short_forward(
     X, W1, W2, TABLE, SCALE, READOUT, Z, REAL, T, total,
     H: tl.constexpr, E: tl.constexpr, K: tl.constexpr, ONE_SCALE: tl.constexpr, ONE_READOUT: tl.constexpr,
-    BN: tl.constexpr, BE: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+    BN: tl.constexpr, BE: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """W2 None: the same as W1. REAL, where given, is set to 1 at the rows that hold a token."""
     head = tl.program_id(1)
@@ -63,17 +64,17 @@ def short_forward(
     W1 += (head * total + begin) * K
     if W2 is not None:
         W2 += (head * total + begin) * K
-    xt = tl.trans(tile(X + begin * (H * E) + head * E, tokens, cols, count, E, H * E, KIND, WIDEN))
+    xt = tl.trans(tile(X + begin * (H * E) + head * E, tokens, cols, count, E, H * E, KIND))
     zt = tl.zeros([BE, BN], tl.float32)
     for k in range(0, K, BK):
         units = k + tl.arange(0, BK)
-        w1 = tile(W1, tokens, units, count, K, K, KIND, WIDEN)
+        w1 = tile(W1, tokens, units, count, K, K, KIND)
         w2 = w1
         if W2 is not None:
-            w2 = tile(W2, tokens, units, count, K, K, KIND, WIDEN)
+            w2 = tile(W2, tokens, units, count, K, K, KIND)
         g = gelu(tl.dot(xt, w1, input_precision=PRECISION) * scale, KIND)
-        zt = tl.dot(operand(g, KIND, WIDEN), tl.trans(w2), zt, input_precision=PRECISION)
-    store_tile(Z + begin * (H * E) + head * E, tl.trans(zt) * readout, tokens, cols, count, E, H * E, WIDEN)
+        zt = tl.dot(operand(g, KIND), tl.trans(w2), zt, input_precision=PRECISION)
+    store_tile(Z + begin * (H * E) + head * E, tl.trans(zt) * readout, tokens, cols, count, E, H * E)
     if REAL is not None:
         tl.store(REAL + begin + tokens, tl.full([BN], 1.0, tl.float32), mask=tokens < count)
 
@@ -82,7 +83,7 @@ def short_forward(
 def short_backward(
     X, DZ, W1, W2, TABLE, SCALE, READOUT, DX, DW1, DW2, T, total,
     H: tl.constexpr, E: tl.constexpr, K: tl.constexpr, ONE_SCALE: tl.constexpr, ONE_READOUT: tl.constexpr,
-    BN: tl.constexpr, BE: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+    BN: tl.constexpr, BE: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """W2 None: the same as W1, and DW1 gets both gradients. DW_i [tiles, H, rows, K]."""
     head = tl.program_id(1)
@@ -96,24 +97,24 @@ def short_backward(
     if W2 is not None:
         DW2 += to
         W2 += (head * total + begin) * K
-    x = tile(X + begin * (H * E) + head * E, tokens, cols, count, E, H * E, KIND, WIDEN)
-    dz = tile(DZ + begin * (H * E) + head * E, tokens, cols, count, E, H * E, KIND, WIDEN)
+    x = tile(X + begin * (H * E) + head * E, tokens, cols, count, E, H * E, KIND)
+    dz = tile(DZ + begin * (H * E) + head * E, tokens, cols, count, E, H * E, KIND)
     dxt = tl.zeros([BE, BN], tl.float32)
     for k in range(0, K, BK):
         units = k + tl.arange(0, BK)
-        w1 = tile(W1, tokens, units, count, K, K, KIND, WIDEN)
+        w1 = tile(W1, tokens, units, count, K, K, KIND)
         w2 = w1
         if W2 is not None:
-            w2 = tile(W2, tokens, units, count, K, K, KIND, WIDEN)
+            w2 = tile(W2, tokens, units, count, K, K, KIND)
         g, slope = gelu_and_slope(tl.dot(tl.trans(x), w1, input_precision=PRECISION) * scale, KIND)
         dg = tl.dot(tl.trans(dz), w2, input_precision=PRECISION)
-        dh = operand(dg * slope * (scale * readout), KIND, WIDEN)
-        g = operand(g * readout, KIND, WIDEN)
+        dh = operand(dg * slope * (scale * readout), KIND)
+        g = operand(g * readout, KIND)
         dxt = tl.dot(dh, tl.trans(w1), dxt, input_precision=PRECISION)
         dw1 = tl.dot(x, dh, input_precision=PRECISION)
         if W2 is None:
             dw1 = tl.dot(dz, g, dw1, input_precision=PRECISION)
         else:
-            store_tile(DW2, tl.dot(dz, g, input_precision=PRECISION), tokens, units, count, K, K, WIDEN)
-        store_tile(DW1, dw1, tokens, units, count, K, K, WIDEN)
-    store_tile(DX + begin * (H * E) + head * E, tl.trans(dxt), tokens, cols, count, E, H * E, WIDEN)
+            store_tile(DW2, tl.dot(dz, g, input_precision=PRECISION), tokens, units, count, K, K)
+        store_tile(DW1, dw1, tokens, units, count, K, K)
+    store_tile(DX + begin * (H * E) + head * E, tl.trans(dxt), tokens, cols, count, E, H * E)

@@ -16,6 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tokmix.ops.rounding_triton import operand, put
+
 
 @triton.jit
 def normal_tail(x, KIND: tl.constexpr):
@@ -53,24 +55,6 @@ def add_rows(total, x, ones, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def nearest(x, KIND: tl.constexpr, WIDEN: tl.constexpr):
-    """x in KIND. The interpreter (WIDEN) cuts a bf16 off where a GPU rounds it, so there it is rounded by hand."""
-    if WIDEN and tl.bfloat16 == KIND:
-        bits = x.to(tl.float32).to(tl.int32, bitcast=True)
-        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
-    return x.to(KIND)
-
-
-@triton.jit
-def operand(x, KIND: tl.constexpr, WIDEN: tl.constexpr):
-    """x as a factor of a product: rounded to KIND. The interpreter multiplies bit patterns, so there it is widened again."""
-    x = nearest(x, KIND, WIDEN)
-    if WIDEN:
-        x = x.to(tl.float32)
-    return x
-
-
-@triton.jit
 def piece(TABLE, T, size, per_sequence):
     """This program's sequence, the flat row its piece begins at, and how many rows it has."""
     at = tl.program_id(0)
@@ -93,19 +77,19 @@ def start(begin, T, batch_stride, row_stride):
 
 
 @triton.jit
-def square(W, head, cols, E: tl.constexpr, KIND: tl.constexpr, WIDEN: tl.constexpr):
+def square(W, head, cols, E: tl.constexpr, KIND: tl.constexpr):
     """A head's matrix from [H, E, E], zero beyond E."""
     there = (cols < E)[:, None] & (cols < E)[None, :]
-    return operand(tl.load(W + head * E * E + cols[:, None] * E + cols[None, :], mask=there, other=0.0), KIND, WIDEN)
+    return operand(tl.load(W + head * E * E + cols[:, None] * E + cols[None, :], mask=there, other=0.0), KIND)
 
 
 @triton.jit
-def block(P, sequence, sequences, head, cols, E: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr, WIDEN: tl.constexpr):
+def block(P, sequence, sequences, head, cols, E: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr):
     """A sequence's and head's matrix from [H, ROWS, S, E], and its last row in float32 where ROWS is E + 1."""
     at = P + (sequence.to(tl.int64) + head * ROWS * sequences) * E + cols[None, :]
     step = sequences * E
     there = (cols < E)[:, None] & (cols < E)[None, :]
-    matrix = operand(tl.load(at + cols[:, None].to(tl.int64) * step, mask=there, other=0.0), KIND, WIDEN)
+    matrix = operand(tl.load(at + cols[:, None].to(tl.int64) * step, mask=there, other=0.0), KIND)
     if ROWS > E:
         last = tl.load(at + tl.cast(E, tl.int64) * step, mask=(cols < E)[None, :], other=0.0).to(tl.float32)
     else:
@@ -137,7 +121,7 @@ def store_block(P, matrix, last, head, heads, cols, E: tl.constexpr, ROWS: tl.co
 def state(
     X, V, U, B, TABLE, PART, T, size, per_sequence, x_batch, x_row, v_batch, v_row,
     E: tl.constexpr, ROWS: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
-    KIND: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+    KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """[H_1ᵀ v; 1ᵀ v] of one piece and head."""
     head = tl.program_id(1)
@@ -146,20 +130,20 @@ def state(
     X += start(begin, T, x_batch, x_row) + head * E
     if V is not None:
         V += start(begin, T, v_batch, v_row) + head * E
-    u = square(U, head, cols, E, KIND, WIDEN)
+    u = square(U, head, cols, E, KIND)
     bias = channel(B, head, cols, E)
-    ones = operand(tl.full([16, BM], 1.0, tl.float32), KIND, WIDEN)
+    ones = operand(tl.full([16, BM], 1.0, tl.float32), KIND)
     total = tl.zeros([EP, EP], tl.float32)
     column = tl.zeros([16, EP], tl.float32)
     for i in range(0, count, BM):
         rows = (i + tl.arange(0, BM))[:, None]
         there = (rows < count) & (cols < E)[None, :]
-        x = operand(tl.load(X + rows * x_row + cols[None, :], mask=there, other=0.0), KIND, WIDEN)
+        x = operand(tl.load(X + rows * x_row + cols[None, :], mask=there, other=0.0), KIND)
         if V is None:
             v = x
         else:
-            v = operand(tl.load(V + rows * v_row + cols[None, :], mask=there, other=0.0), KIND, WIDEN)
-        h = operand(gelu(tl.dot(x, u, input_precision=PRECISION) + bias, KIND), KIND, WIDEN)
+            v = operand(tl.load(V + rows * v_row + cols[None, :], mask=there, other=0.0), KIND)
+        h = operand(gelu(tl.dot(x, u, input_precision=PRECISION) + bias, KIND), KIND)
         total = tl.dot(tl.trans(h), v, total, input_precision=PRECISION)
         if ROWS > E:
             column = add_rows(column, v, ones, PRECISION)
@@ -180,14 +164,14 @@ def add_pieces(PART, FIRST, OUT, per_sequence, heads, sequences, E: tl.constexpr
     for i in range(low, high):
         total += tl.load(PART + (i * heads + head).to(tl.int64) * (ROWS * E) + at, mask=there, other=0.0)
     to = ((head * ROWS + at // E).to(tl.int64) * sequences + sequence) * E + at % E
-    tl.store(OUT + to, total.to(OUT.dtype.element_ty), mask=there)
+    put(OUT + to, total, there)
 
 
 @triton.jit
 def output(
     X, U, B, Q, TABLE, Z, REAL, T, size, per_sequence, sequences, x_batch, x_row,
     H: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
-    KIND: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+    KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """H_2 Q + r of one piece and head. REAL, where given, is set to 1 at the rows that were written."""
     head = tl.program_id(1)
@@ -195,16 +179,16 @@ def output(
     cols = tl.arange(0, EP)
     X += start(begin, T, x_batch, x_row) + head * E
     Z += begin.to(tl.int64) * (H * E) + head * E
-    u = square(U, head, cols, E, KIND, WIDEN)
-    q, r = block(Q, sequence, sequences, head, cols, E, ROWS, KIND, WIDEN)
+    u = square(U, head, cols, E, KIND)
+    q, r = block(Q, sequence, sequences, head, cols, E, ROWS, KIND)
     bias = channel(B, head, cols, E)
     for i in range(0, count, BM):
         rows = (i + tl.arange(0, BM))[:, None]
         there = (rows < count) & (cols < E)[None, :]
-        x = operand(tl.load(X + rows * x_row + cols[None, :], mask=there, other=0.0), KIND, WIDEN)
-        h = operand(gelu(tl.dot(x, u, input_precision=PRECISION) + bias, KIND), KIND, WIDEN)
+        x = operand(tl.load(X + rows * x_row + cols[None, :], mask=there, other=0.0), KIND)
+        h = operand(gelu(tl.dot(x, u, input_precision=PRECISION) + bias, KIND), KIND)
         z = tl.dot(h, q, input_precision=PRECISION) + r
-        tl.store(Z + rows * (H * E) + cols[None, :], z.to(Z.dtype.element_ty), mask=there)
+        put(Z + rows * (H * E) + cols[None, :], z, there)
         if REAL is not None:
             tl.store(REAL + begin + rows, tl.full([BM, 1], 1.0, tl.float32), mask=rows < count)
 
@@ -213,7 +197,7 @@ def output(
 def output_backward(
     X, DZ, U, B, Q, TABLE, DQ, DU, T, size, per_sequence, sequences, x_batch, x_row, dz_batch, dz_row, DX,
     H: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
-    KIND: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+    KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """From dz: this piece's and head's part of [dQ; dr] and [dU_2; db_2], and dx so far. DX may be DZ itself."""
     head = tl.program_id(1)
@@ -222,10 +206,10 @@ def output_backward(
     X += start(begin, T, x_batch, x_row) + head * E
     DZ += start(begin, T, dz_batch, dz_row) + head * E
     DX += begin.to(tl.int64) * (H * E) + head * E
-    u = square(U, head, cols, E, KIND, WIDEN)
-    q, _ = block(Q, sequence, sequences, head, cols, E, ROWS, KIND, WIDEN)
+    u = square(U, head, cols, E, KIND)
+    q, _ = block(Q, sequence, sequences, head, cols, E, ROWS, KIND)
     bias = channel(B, head, cols, E)
-    ones = operand(tl.full([16, BM], 1.0, tl.float32), KIND, WIDEN)
+    ones = operand(tl.full([16, BM], 1.0, tl.float32), KIND)
     dq = tl.zeros([EP, EP], tl.float32)
     du = tl.zeros([EP, EP], tl.float32)
     dr = tl.zeros([16, EP], tl.float32)
@@ -233,17 +217,17 @@ def output_backward(
     for i in range(0, count, BM):
         rows = (i + tl.arange(0, BM))[:, None]
         there = (rows < count) & (cols < E)[None, :]
-        x = operand(tl.load(X + rows * x_row + cols[None, :], mask=there, other=0.0), KIND, WIDEN)
-        dz = operand(tl.load(DZ + rows * dz_row + cols[None, :], mask=there, other=0.0), KIND, WIDEN)
+        x = operand(tl.load(X + rows * x_row + cols[None, :], mask=there, other=0.0), KIND)
+        dz = operand(tl.load(DZ + rows * dz_row + cols[None, :], mask=there, other=0.0), KIND)
         h, slope = gelu_and_slope(tl.dot(x, u, input_precision=PRECISION) + bias, KIND)
-        dp = operand(tl.dot(dz, tl.trans(q), input_precision=PRECISION) * slope, KIND, WIDEN)
-        dq = tl.dot(tl.trans(operand(h, KIND, WIDEN)), dz, dq, input_precision=PRECISION)
+        dp = operand(tl.dot(dz, tl.trans(q), input_precision=PRECISION) * slope, KIND)
+        dq = tl.dot(tl.trans(operand(h, KIND)), dz, dq, input_precision=PRECISION)
         du = tl.dot(tl.trans(x), dp, du, input_precision=PRECISION)
         db = add_rows(db, dp, ones, PRECISION)
         if ROWS > E:
             dr = add_rows(dr, dz, ones, PRECISION)
         dx = tl.dot(dp, tl.trans(u), input_precision=PRECISION)
-        tl.store(DX + rows * (H * E) + cols[None, :], dx.to(DX.dtype.element_ty), mask=there)
+        put(DX + rows * (H * E) + cols[None, :], dx, there)
     store_block(DQ, dq, dr, head, H, cols, E, ROWS)
     store_block(DU, du, db, head, H, cols, E, E + 1)
 
@@ -252,7 +236,7 @@ def output_backward(
 def state_backward(
     X, V, U, B, DM, TABLE, DX, DV, DU, T, size, per_sequence, sequences, x_batch, x_row, v_batch, v_row,
     H: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
-    KIND: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+    KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """From [dM; dm]: this piece's and head's [dU_1; db_1], dv, and the rest of dx, added to what stands there."""
     head = tl.program_id(1)
@@ -262,34 +246,34 @@ def state_backward(
     to = begin.to(tl.int64) * (H * E) + head * E
     if V is not None:
         V += start(begin, T, v_batch, v_row) + head * E
-    u = square(U, head, cols, E, KIND, WIDEN)
-    dm, dlast = block(DM, sequence, sequences, head, cols, E, ROWS, KIND, WIDEN)
+    u = square(U, head, cols, E, KIND)
+    dm, dlast = block(DM, sequence, sequences, head, cols, E, ROWS, KIND)
     bias = channel(B, head, cols, E)
-    ones = operand(tl.full([16, BM], 1.0, tl.float32), KIND, WIDEN)
+    ones = operand(tl.full([16, BM], 1.0, tl.float32), KIND)
     du = tl.zeros([EP, EP], tl.float32)
     db = tl.zeros([16, EP], tl.float32)
     for i in range(0, count, BM):
         rows = (i + tl.arange(0, BM))[:, None]
         there = (rows < count) & (cols < E)[None, :]
-        x = operand(tl.load(X + rows * x_row + cols[None, :], mask=there, other=0.0), KIND, WIDEN)
+        x = operand(tl.load(X + rows * x_row + cols[None, :], mask=there, other=0.0), KIND)
         if V is None:
             v = x
         else:
-            v = operand(tl.load(V + rows * v_row + cols[None, :], mask=there, other=0.0), KIND, WIDEN)
+            v = operand(tl.load(V + rows * v_row + cols[None, :], mask=there, other=0.0), KIND)
         out = to + rows * (H * E) + cols[None, :]
         dx = tl.load(DX + out, mask=there, other=0.0).to(tl.float32)
         h, slope = gelu_and_slope(tl.dot(x, u, input_precision=PRECISION) + bias, KIND)
         dp = tl.dot(v, tl.trans(dm), input_precision=PRECISION) * slope
-        dp = operand(dp, KIND, WIDEN)
+        dp = operand(dp, KIND)
         db = add_rows(db, dp, ones, PRECISION)
         du = tl.dot(tl.trans(x), dp, du, input_precision=PRECISION)
         dx = tl.dot(dp, tl.trans(u), dx, input_precision=PRECISION)
-        dv = tl.dot(operand(h, KIND, WIDEN), dm, input_precision=PRECISION) + dlast
+        dv = tl.dot(operand(h, KIND), dm, input_precision=PRECISION) + dlast
         if V is None:
             dx += dv
         else:
-            tl.store(DV + out, dv.to(DV.dtype.element_ty), mask=there)
-        tl.store(DX + out, dx.to(DX.dtype.element_ty), mask=there)
+            put(DV + out, dv, there)
+        put(DX + out, dx, there)
     store_block(DU, du, db, head, H, cols, E, E + 1)
 
 
@@ -297,7 +281,7 @@ def state_backward(
 def tied_backward(
     X, V, DZ, U, B, Q, DM, TABLE, DX, DV, DU, T, size, per_sequence, sequences, x_batch, x_row, v_batch, v_row, dz_batch, dz_row,
     H: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
-    KIND: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+    KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Of one net for both: from dz and [dM; dm] this piece's and head's [dU; db], dx and dv. DX may be DZ itself."""
     head = tl.program_id(1)
@@ -308,34 +292,34 @@ def tied_backward(
     to = begin.to(tl.int64) * (H * E) + head * E
     if V is not None:
         V += start(begin, T, v_batch, v_row) + head * E
-    u = square(U, head, cols, E, KIND, WIDEN)
-    q, _ = block(Q, sequence, sequences, head, cols, E, ROWS, KIND, WIDEN)
-    dm, dlast = block(DM, sequence, sequences, head, cols, E, ROWS, KIND, WIDEN)
+    u = square(U, head, cols, E, KIND)
+    q, _ = block(Q, sequence, sequences, head, cols, E, ROWS, KIND)
+    dm, dlast = block(DM, sequence, sequences, head, cols, E, ROWS, KIND)
     bias = channel(B, head, cols, E)
-    ones = operand(tl.full([16, BM], 1.0, tl.float32), KIND, WIDEN)
+    ones = operand(tl.full([16, BM], 1.0, tl.float32), KIND)
     du = tl.zeros([EP, EP], tl.float32)
     db = tl.zeros([16, EP], tl.float32)
     for i in range(0, count, BM):
         rows = (i + tl.arange(0, BM))[:, None]
         there = (rows < count) & (cols < E)[None, :]
-        x = operand(tl.load(X + rows * x_row + cols[None, :], mask=there, other=0.0), KIND, WIDEN)
-        dz = operand(tl.load(DZ + rows * dz_row + cols[None, :], mask=there, other=0.0), KIND, WIDEN)
+        x = operand(tl.load(X + rows * x_row + cols[None, :], mask=there, other=0.0), KIND)
+        dz = operand(tl.load(DZ + rows * dz_row + cols[None, :], mask=there, other=0.0), KIND)
         if V is None:
             v = x
         else:
-            v = operand(tl.load(V + rows * v_row + cols[None, :], mask=there, other=0.0), KIND, WIDEN)
+            v = operand(tl.load(V + rows * v_row + cols[None, :], mask=there, other=0.0), KIND)
         h, slope = gelu_and_slope(tl.dot(x, u, input_precision=PRECISION) + bias, KIND)
         dh = tl.dot(dz, tl.trans(q), input_precision=PRECISION)
         dh = tl.dot(v, tl.trans(dm), dh, input_precision=PRECISION)
-        dp = operand(dh * slope, KIND, WIDEN)
+        dp = operand(dh * slope, KIND)
         du = tl.dot(tl.trans(x), dp, du, input_precision=PRECISION)
         db = add_rows(db, dp, ones, PRECISION)
-        dv = tl.dot(operand(h, KIND, WIDEN), dm, input_precision=PRECISION) + dlast
+        dv = tl.dot(operand(h, KIND), dm, input_precision=PRECISION) + dlast
         out = to + rows * (H * E) + cols[None, :]
         if V is None:
             dx = tl.dot(dp, tl.trans(u), dv, input_precision=PRECISION)
         else:
             dx = tl.dot(dp, tl.trans(u), input_precision=PRECISION)
-            tl.store(DV + out, dv.to(DV.dtype.element_ty), mask=there)
-        tl.store(DX + out, dx.to(DX.dtype.element_ty), mask=there)
+            put(DV + out, dv, there)
+        put(DX + out, dx, there)
     store_block(DU, du, db, head, H, cols, E, E + 1)

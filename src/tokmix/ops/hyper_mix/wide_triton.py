@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from tokmix.ops.hyper_mix.triton import gelu, gelu_and_slope
+from tokmix.ops.rounding_triton import put
 from tokmix.ops.shift_mix.tiles import normalised
 
 
@@ -28,7 +29,7 @@ def gelu_forward(P, BIAS, OUT, total, WIDTH: tl.constexpr, KIND: tl.constexpr, B
     p = tl.load(P + at, mask=there, other=0.0).to(tl.float32)
     if BIAS is not None:
         p += tl.load(BIAS + head * WIDTH + cols, mask=cols < WIDTH, other=0.0).to(tl.float32)[None, :]
-    tl.store(OUT + at, gelu(p, KIND).to(OUT.dtype.element_ty), mask=there)
+    put(OUT + at, gelu(p, KIND), there)
 
 
 @triton.jit(do_not_specialize=["turns"])
@@ -54,7 +55,7 @@ def gelu_backward(
         _, slope = gelu_and_slope(p, KIND)
         dp = dh * slope
         sums += dp
-        tl.store(DP + row * WIDTH + cols[None, :], dp.to(DP.dtype.element_ty), mask=there)
+        put(DP + row * WIDTH + cols[None, :], dp, there)
     to = (tl.program_id(0) * tl.num_programs(2) + head) * INNER + cols
     tl.store(SUMS + to, tl.sum(sums, 0), mask=cols < INNER)
 
@@ -83,7 +84,7 @@ def spread(VECTOR, OUT, T, D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr):
     cols = tl.program_id(1) * BD + tl.arange(0, BD)
     values = tl.load(VECTOR + b * D + cols, mask=cols < D, other=0.0)[None, :] + tl.zeros([BR, BD], tl.float32)
     at = (b.to(tl.int64) * T + rows) * D + cols[None, :]
-    tl.store(OUT + at, values.to(OUT.dtype.element_ty), mask=(rows < T) & (cols < D)[None, :])
+    put(OUT + at, values, (rows < T) & (cols < D)[None, :])
 
 
 @triton.jit
@@ -101,7 +102,7 @@ def norm_forward(Z, R, GAIN, BIAS, Y, MEAN, RSTD, T, eps, D: tl.constexpr, BR: t
     n, mean, rstd = normalised(z, wide, D, eps)
     gain = tl.load(GAIN + cols, mask=cols < D, other=0.0).to(tl.float32)[None, :]
     bias = tl.load(BIAS + cols, mask=cols < D, other=0.0).to(tl.float32)[None, :]
-    tl.store(Y + row * D + cols[None, :], (n * gain + bias).to(Y.dtype.element_ty), mask=there)
+    put(Y + row * D + cols[None, :], n * gain + bias, there)
     tl.store(MEAN + row, mean, mask=rows < T)
     tl.store(RSTD + row, rstd, mask=rows < T)
 
@@ -139,7 +140,7 @@ def norm_backward(
         dgain += dy * n
         dbias += dy
         dr += dz
-        tl.store(DZ + row * D + cols[None, :], dz.to(DZ.dtype.element_ty), mask=inside & wide)
+        put(DZ + row * D + cols[None, :], dz, inside & wide)
     pieces = tl.num_programs(0)
     to = SUMS + (b * pieces + tl.program_id(0)).to(tl.int64) * D + cols
     step = tl.num_programs(1).to(tl.int64) * pieces * D
@@ -196,8 +197,8 @@ def middle_forward(
         s = (tl.load(S + at, mask=there, other=0.0).to(tl.float32) + m * head_vector(C1, head, cols, K)) * scale
         g = gelu(s, KIND) * readout
         r += g * head_vector(C2, head, cols, K)
-        tl.store(S + at, s.to(S.dtype.element_ty), mask=there)
-        tl.store(G + at, g.to(G.dtype.element_ty), mask=there)
+        put(S + at, s, there)
+        put(G + at, g, there)
     if R is not None:
         tl.store(R + sequence * (H * E) + channel, tl.sum(r, 1), mask=inside)
 
@@ -227,8 +228,8 @@ def middle_backward(
         g *= readout
         ds = dg * slope * (readout * scale)
         dm += ds * head_vector(C1, head, cols, K)
-        tl.store(DG + at, ds.to(DG.dtype.element_ty), mask=there)
-        tl.store(G + at, g.to(G.dtype.element_ty), mask=there)
+        put(DG + at, ds, there)
+        put(G + at, g, there)
         if SUMS is not None:
             to = (tl.program_id(0) * H + head).to(tl.int64) * K + cols
             tl.store(SUMS + to, tl.sum(ds * m, 0), mask=cols < K)

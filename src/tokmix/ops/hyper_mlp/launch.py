@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from tokmix.ops.dispatch import INTERPRETED
 from tokmix.ops.hyper_mlp import triton as kernels
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
@@ -74,7 +73,7 @@ class Plan:
             "E": self.e, "EP": padded(self.e), "F": self.f, "FP": min(padded(self.f), WIDEST[v.dtype == torch.float32]),
             "R1": first.rank, "RP1": padded(first.rank), "R2": second.rank, "RP2": padded(second.rank),
             "SIDE": SIDE, "GLU": self.score_heads == 2 * self.H, "LAG": lag,
-            "VALUES": self.values, "LOOSE": self.loose, "CAREFUL": careful, "WIDEN": INTERPRETED,
+            "VALUES": self.values, "LOOSE": self.loose, "CAREFUL": careful,
         }  # fmt: skip
 
     def launch(self, kernel: Any, settings: tuple[int, int], grid: Callable[[int], tuple[int, ...]], *given: Any, **more: Any) -> None:

@@ -72,13 +72,13 @@ def deltas(
 @triton.jit
 def asked(
     do, DO, V, c, tile, T, do_row, v_row, F: tl.constexpr, FP: tl.constexpr, SIDE: tl.constexpr, LAG: tl.constexpr,
-    VALUES: tl.constexpr, WIDEN: tl.constexpr,
+    VALUES: tl.constexpr,
 ):  # fmt: skip
     """do vᵀ for a tile of keys, turned. do: the first FP columns, the others are read."""
-    dw = product(do, tl.trans(rows(V, tile * SIDE, T, v_row, F, F >= FP, FP, SIDE)), VALUES, WIDEN)
+    dw = product(do, tl.trans(rows(V, tile * SIDE, T, v_row, F, F >= FP, FP, SIDE)), VALUES)
     for j in tl.static_range(1, (F + FP - 1) // FP):
         more = rows(DO + j * FP, c * SIDE, T, do_row, F - j * FP, F - j * FP >= FP, FP, SIDE)
-        dw += product(more, tl.trans(rows(V + j * FP, tile * SIDE, T, v_row, F - j * FP, F - j * FP >= FP, FP, SIDE)), VALUES, WIDEN)
+        dw += product(more, tl.trans(rows(V + j * FP, tile * SIDE, T, v_row, F - j * FP, F - j * FP >= FP, FP, SIDE)), VALUES)
     return turned(dw, SIDE, LAG)
 
 
@@ -86,7 +86,7 @@ def asked(
 def weights(
     DO, V, UP2, DW, PART, T, heads, first, stripe, runs, tiles, do_batch, do_head, do_row, v_batch, v_head, v_row,
     F: tl.constexpr, FP: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, RUN: tl.constexpr, LAG: tl.constexpr,
-    VALUES: tl.constexpr, LOOSE: tl.constexpr, WIDEN: tl.constexpr,
+    VALUES: tl.constexpr, LOOSE: tl.constexpr,
 ):  # fmt: skip
     """dw into scratch, and this run's part of G."""
     mine, run, at = tl.program_id(0) // runs, tl.program_id(0) % runs, tl.program_id(1)
@@ -97,14 +97,14 @@ def weights(
     low = tl.zeros([SIDE, RP], tl.float32)
     if UP2 is not None:
         UP2 += (at % heads) * T.to(tl.int64) * R
-    newer = asked(do, DO, V, c, c - begin, T, do_row, v_row, F, FP, SIDE, LAG, VALUES, WIDEN)
+    newer = asked(do, DO, V, c, c - begin, T, do_row, v_row, F, FP, SIDE, LAG, VALUES)
     for m in range(begin, tl.minimum(begin + RUN, c + 1)):
-        older = asked(do, DO, V, c, c - m - 1 if LAG else m, T, do_row, v_row, F, FP, SIDE, LAG, VALUES, WIDEN)
+        older = asked(do, DO, V, c, c - m - 1 if LAG else m, T, do_row, v_row, F, FP, SIDE, LAG, VALUES)
         dw = tile_of(newer, older, c, m, SIDE, LAG)
         newer = older
-        put_tile(tile_at(DW, m, SIDE), dw, WIDEN)
+        put_tile(tile_at(DW, m, SIDE), dw)
         if UP2 is not None:
-            low += lowered(dw, UP2, m, T, R, RP, SIDE, LOOSE, WIDEN)
+            low += lowered(dw, UP2, m, T, R, RP, SIDE, LOOSE)
     if UP2 is not None:
         PART += ((run * tl.num_programs(1) + at) * stripe + mine).to(tl.int64) * (SIDE * R)
         put_rows(PART, low, 0, SIDE, R, R, R == RP, RP, SIDE)
@@ -116,7 +116,7 @@ def pull_scores(
     T, heads, first, stripe, runs, tiles, q_batch, q_head, q_row, k_batch, k_head, k_row, s1_batch, s1_head, s1_row,
     E: tl.constexpr, EP: tl.constexpr, R1: tl.constexpr, R2: tl.constexpr, RP1: tl.constexpr, RP2: tl.constexpr,
     SIDE: tl.constexpr, RUN: tl.constexpr, GLU: tl.constexpr, LAG: tl.constexpr,
-    VALUES: tl.constexpr, LOOSE: tl.constexpr, CAREFUL: tl.constexpr, WIDEN: tl.constexpr,
+    VALUES: tl.constexpr, LOOSE: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
     """z, dh and a into scratch, and this run's part of E."""
     mine, run, at = tl.program_id(0) // runs, tl.program_id(0) % runs, tl.program_id(1)
@@ -149,29 +149,29 @@ def pull_scores(
     # The first query has one key, whose share of the norm is always whole: no gradient passes, not even a rounded zero.
     slope = tl.where((c * SIDE + tl.arange(0, SIDE) > 0)[:, None], shrink, 0.0)
     es, es2 = tl.zeros([SIDE, RP1], tl.float32), tl.zeros([SIDE, RP1], tl.float32)
-    newer, newer2 = begun(q, q2, K, K2, c - begin, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
+    newer, newer2 = begun(q, q2, K, K2, c - begin, T, k_row, E, EP, SIDE, GLU, LAG, VALUES)
     for m in range(begin, tl.minimum(begin + RUN, c + 1)):
-        z, z2, newer, newer2 = walked(newer, newer2, q, q2, K, K2, c, m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
-        put_tile(tile_at(Z + tile, m, SIDE), z, WIDEN)
-        h = mixed(z, low, UP1, DIAGONAL1, c, m, T, R1, RP1, SIDE, CAREFUL, WIDEN) * shrink
+        z, z2, newer, newer2 = walked(newer, newer2, q, q2, K, K2, c, m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES)
+        put_tile(tile_at(Z + tile, m, SIDE), z)
+        h = mixed(z, low, UP1, DIAGONAL1, c, m, T, R1, RP1, SIDE, CAREFUL) * shrink
         dw = tl.load(tile_at(DW + tile, m, SIDE)).to(tl.float32)
-        da = mixed(dw, gs, DOWN2, DIAGONAL2, c, m, T, R2, RP2, SIDE, LOOSE, WIDEN)
+        da = mixed(dw, gs, DOWN2, DIAGONAL2, c, m, T, R2, RP2, SIDE, LOOSE)
         a = tl.maximum(h, 0.0)
         if GLU:
-            put_tile(tile_at(Z2 + tile, m, SIDE), z2, WIDEN)
-            h2 = mixed(z2, low2, UP12, DIAGONAL12, c, m, T, R1, RP1, SIDE, CAREFUL, WIDEN)
-            scale, slope2 = softplus_and_slope(h2, VALUES != "bf16", WIDEN)
+            put_tile(tile_at(Z2 + tile, m, SIDE), z2)
+            h2 = mixed(z2, low2, UP12, DIAGONAL12, c, m, T, R1, RP1, SIDE, CAREFUL)
+            scale, slope2 = softplus_and_slope(h2, VALUES != "bf16")
             dh2 = da * a * slope2
-            put_tile(tile_at(DH2 + tile, m, SIDE), dh2, WIDEN)
+            put_tile(tile_at(DH2 + tile, m, SIDE), dh2)
             if UP1 is not None:
-                es2 += lowered(dh2, UP12, m, T, R1, RP1, SIDE, LOOSE, WIDEN)
+                es2 += lowered(dh2, UP12, m, T, R1, RP1, SIDE, LOOSE)
             da *= scale
             a *= scale
-        put_tile(tile_at(A + tile, m, SIDE), a, WIDEN)
+        put_tile(tile_at(A + tile, m, SIDE), a)
         dh = (tl.where(h > 0, da, 0.0) - h * delta) * slope
-        put_tile(tile_at(DH + tile, m, SIDE), dh, WIDEN)
+        put_tile(tile_at(DH + tile, m, SIDE), dh)
         if UP1 is not None:
-            es += lowered(dh, UP1, m, T, R1, RP1, SIDE, LOOSE, WIDEN)
+            es += lowered(dh, UP1, m, T, R1, RP1, SIDE, LOOSE)
     if UP1 is not None:
         sets = (tl.num_programs(1) // heads) * heads * (1 + GLU)
         PART += ((run * sets + scored) * stripe + mine).to(tl.int64) * (SIDE * R1)
@@ -199,10 +199,10 @@ def settle(
 
 @triton.jit
 def mixed_at(
-    X, low, UP, DIAGONAL, c, m, T, R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, HOW: tl.constexpr, WIDEN: tl.constexpr
+    X, low, UP, DIAGONAL, c, m, T, R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, HOW: tl.constexpr
 ):  # fmt: skip
     """Of tile m in scratch."""
-    return mixed(tl.load(tile_at(X, m, SIDE)).to(tl.float32), low, UP, DIAGONAL, c, m, T, R, RP, SIDE, HOW, WIDEN)
+    return mixed(tl.load(tile_at(X, m, SIDE)).to(tl.float32), low, UP, DIAGONAL, c, m, T, R, RP, SIDE, HOW)
 
 
 @triton.jit(do_not_specialize=["T", "heads", "first", "stripe", "runs", "tiles"])
@@ -210,7 +210,7 @@ def back(
     K, DOWN1, DIAGONAL1, UP2, DIAGONAL2, CONTROL2, Y, ES, DH, DH2, A, DZ, DZ2, W, PART,
     T, heads, first, stripe, runs, tiles, k_batch, k_head, k_row, s2_batch, s2_head, s2_row,
     E: tl.constexpr, EP: tl.constexpr, R1: tl.constexpr, R2: tl.constexpr, RP1: tl.constexpr, RP2: tl.constexpr,
-    SIDE: tl.constexpr, RUN: tl.constexpr, GLU: tl.constexpr, LAG: tl.constexpr, LOOSE: tl.constexpr, WIDEN: tl.constexpr,
+    SIDE: tl.constexpr, RUN: tl.constexpr, GLU: tl.constexpr, LAG: tl.constexpr, LOOSE: tl.constexpr,
 ):  # fmt: skip
     """dz and w by key, and this run's part of dq."""
     mine, run, at = tl.program_id(0) // runs, tl.program_id(0) % runs, tl.program_id(1)
@@ -240,25 +240,25 @@ def back(
     dz_before, dz2_before, w_before = nothing, nothing, nothing
     if LAG:  # noqa: SIM102 (of compile time, and of run time)
         if (begin > 0) & (begin <= c):  # the last tile of the run before
-            dz_before = mixed_at(DH + tile, es, DOWN1, DIAGONAL1, c, begin - 1, T, R1, RP1, SIDE, LOOSE, WIDEN)
-            w_before = mixed_at(A + tile, y, UP2, DIAGONAL2, c, begin - 1, T, R2, RP2, SIDE, LOOSE, WIDEN)
+            dz_before = mixed_at(DH + tile, es, DOWN1, DIAGONAL1, c, begin - 1, T, R1, RP1, SIDE, LOOSE)
+            w_before = mixed_at(A + tile, y, UP2, DIAGONAL2, c, begin - 1, T, R2, RP2, SIDE, LOOSE)
             if GLU:
-                dz2_before = mixed_at(DH2 + tile, es2, DOWN12, DIAGONAL12, c, begin - 1, T, R1, RP1, SIDE, LOOSE, WIDEN)
+                dz2_before = mixed_at(DH2 + tile, es2, DOWN12, DIAGONAL12, c, begin - 1, T, R1, RP1, SIDE, LOOSE)
     for m in range(begin, tl.minimum(begin + RUN, c + 1)):
         g = c - m if LAG else m
-        dz = mixed_at(DH + tile, es, DOWN1, DIAGONAL1, c, m, T, R1, RP1, SIDE, LOOSE, WIDEN)
+        dz = mixed_at(DH + tile, es, DOWN1, DIAGONAL1, c, m, T, R1, RP1, SIDE, LOOSE)
         turned_dz = by_key(dz, dz_before, SIDE, LAG)
         dz_before = dz
-        put_tile(tile_at(DZ + tile, g, SIDE), turned_dz, WIDEN)
-        dq += product(turned_dz, rows(K, g * SIDE, T, k_row, E, E == EP, EP, SIDE), LOOSE, WIDEN)
+        put_tile(tile_at(DZ + tile, g, SIDE), turned_dz)
+        dq += product(turned_dz, rows(K, g * SIDE, T, k_row, E, E == EP, EP, SIDE), LOOSE)
         if GLU:
-            dz2 = mixed_at(DH2 + tile, es2, DOWN12, DIAGONAL12, c, m, T, R1, RP1, SIDE, LOOSE, WIDEN)
+            dz2 = mixed_at(DH2 + tile, es2, DOWN12, DIAGONAL12, c, m, T, R1, RP1, SIDE, LOOSE)
             turned_dz2 = by_key(dz2, dz2_before, SIDE, LAG)
             dz2_before = dz2
-            put_tile(tile_at(DZ2 + tile, g, SIDE), turned_dz2, WIDEN)
-            dq2 += product(turned_dz2, rows(K + heads * k_head, g * SIDE, T, k_row, E, E == EP, EP, SIDE), LOOSE, WIDEN)
-        w = mixed_at(A + tile, y, UP2, DIAGONAL2, c, m, T, R2, RP2, SIDE, LOOSE, WIDEN)
-        put_tile(tile_at(W + tile, g, SIDE), by_key(w, w_before, SIDE, LAG), WIDEN)
+            put_tile(tile_at(DZ2 + tile, g, SIDE), turned_dz2)
+            dq2 += product(turned_dz2, rows(K + heads * k_head, g * SIDE, T, k_row, E, E == EP, EP, SIDE), LOOSE)
+        w = mixed_at(A + tile, y, UP2, DIAGONAL2, c, m, T, R2, RP2, SIDE, LOOSE)
+        put_tile(tile_at(W + tile, g, SIDE), by_key(w, w_before, SIDE, LAG))
         w_before = w
     PART += ((run * sets + scored) * stripe + mine).to(tl.int64) * (SIDE * E)
     put_rows(PART, dq, 0, SIDE, E, E, E == EP, EP, SIDE)

@@ -31,7 +31,7 @@ def put_sums(DOWN, UP, DIAGONAL, down, up, diagonal, at, tile, tiles, R: tl.cons
 def banks(
     X, DX, FOR_DOWN, U, CONTROL, DOWN, UP, DIAGONAL,
     T, heads, kinds, branch, first, stripe, tiles, sequences, shares, total, s_batch, s_head, s_row,
-    R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, LOOSE: tl.constexpr, WIDEN: tl.constexpr,
+    R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, LOOSE: tl.constexpr,
 ):  # fmt: skip
     """X went into R, DX came back to its output; FOR_DOWN are s E (or s G), U s control s u (or s y). kinds: heads of scores in
     all; branch: the first of these. Sums lie as [shares, kinds, total SIDE, R]."""
@@ -49,8 +49,8 @@ def banks(
             U + scored.to(tl.int64) * T * R, start(CONTROL, scored, kinds, s_batch, s_head), c * SIDE, T, s_row, R, RP, SIDE
         )  # fmt: skip
         for_down = rows(FOR_DOWN + (scored * stripe + mine).to(tl.int64) * (SIDE * R), 0, SIDE, R, R, R == RP, RP, SIDE)
-        down += product(tl.trans(x), for_down, LOOSE, WIDEN)
-        up += product(tl.trans(dx), low, LOOSE, WIDEN)
+        down += product(tl.trans(x), for_down, LOOSE)
+        up += product(tl.trans(dx), low, LOOSE)
         diagonal += tl.sum(x.to(tl.float32) * dx.to(tl.float32), 0)
     put_sums(DOWN, UP, DIAGONAL, down, up, diagonal, share * kinds + branch + head, own, total, R, RP, SIDE)
 
@@ -58,7 +58,7 @@ def banks(
 @triton.jit(do_not_specialize=["T", "heads", "first", "stripe", "tiles"])
 def keys(
     X, BY, SUM, T, heads, first, stripe, tiles, by_batch, by_head, by_row, sum_batch, sum_head, sum_row,
-    F: tl.constexpr, FP: tl.constexpr, SIDE: tl.constexpr, HOW: tl.constexpr, WIDEN: tl.constexpr,
+    F: tl.constexpr, FP: tl.constexpr, SIDE: tl.constexpr, HOW: tl.constexpr,
 ):  # fmt: skip
     """SUM += Xᵀ BY for one tile of keys: dk from dz and q, dv from w and do."""
     g, at, skip = tl.program_id(0), tl.program_id(1), tl.program_id(2) * FP
@@ -68,5 +68,5 @@ def keys(
     for mine in range(tl.maximum(g - first, 0), stripe):
         x = tl.load(tile_at(X, mine * tiles, SIDE))
         by = rows(BY, (first + mine) * SIDE, T, by_row, F - skip, F % FP == 0, FP, SIDE)
-        total += product(tl.trans(x), by, HOW, WIDEN)
+        total += product(tl.trans(x), by, HOW)
     put_rows(SUM, total, g * SIDE, T, sum_row, F - skip, F % FP == 0, FP, SIDE)

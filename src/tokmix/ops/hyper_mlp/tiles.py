@@ -19,20 +19,17 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from tokmix.ops.rounding_triton import INTERPRETED, nearest, operand, put
+
 
 # ---------------------------------------------------------------- products
 @triton.jit
-def rounded(x, HOW: tl.constexpr, WIDEN: tl.constexpr):
-    """x as a factor of a product. The interpreter multiplies bit patterns and cuts bits off instead of rounding, so there
-    bfloat16 is rounded by hand and stays wide. Tensor cores cut tf32 off, which makes every factor too small: so that, too."""
+def rounded(x, HOW: tl.constexpr):
+    """x as a factor of a product. Tensor cores cut tf32 off, which makes every factor too small: it is rounded by hand."""
     if HOW == "bf16":
-        if WIDEN:
-            bits = x.to(tl.float32).to(tl.int32, bitcast=True)
-            x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
-        else:
-            x = x.to(tl.bfloat16)
+        x = operand(x, tl.bfloat16)
     elif HOW == "fp16":
-        x = x.to(tl.float16)
+        x = operand(x, tl.float16)
     elif HOW == "tf32":
         x = ((x.to(tl.float32).to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True)
     else:
@@ -41,16 +38,16 @@ def rounded(x, HOW: tl.constexpr, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def product(x, y, HOW: tl.constexpr, WIDEN: tl.constexpr):
+def product(x, y, HOW: tl.constexpr):
     """x y, summed in float32; HOW: what the factors are rounded to. bf16x3: two numbers stand for each, 16 bits in all, for
     what decides a sign. A score rounded to 8 bits turns too many of them."""
     if HOW == "bf16x3":
-        x_near, y_near = x.to(tl.bfloat16).to(tl.float32), y.to(tl.bfloat16).to(tl.float32)
-        near, far = rounded(x_near, "bf16", WIDEN), rounded(x - x_near, "bf16", WIDEN)
-        high, low = rounded(y_near, "bf16", WIDEN), rounded(y - y_near, "bf16", WIDEN)
+        x_near, y_near = nearest(x, tl.bfloat16).to(tl.float32), nearest(y, tl.bfloat16).to(tl.float32)
+        near, far = rounded(x_near, "bf16"), rounded(x - x_near, "bf16")
+        high, low = rounded(y_near, "bf16"), rounded(y - y_near, "bf16")
         return tl.dot(near, high, tl.dot(near, low, tl.dot(far, high)))
     PRECISION: tl.constexpr = HOW if HOW != "bf16" and HOW != "fp16" else "tf32"  # of no meaning for 16-bit numbers
-    return tl.dot(rounded(x, HOW, WIDEN), rounded(y, HOW, WIDEN), input_precision=PRECISION)
+    return tl.dot(rounded(x, HOW), rounded(y, HOW), input_precision=PRECISION)
 
 
 # ---------------------------------------------------------------- access
@@ -76,7 +73,7 @@ def put_rows(X, x, first, T, row_stride, width, EVEN: tl.constexpr, COLS: tl.con
     inside = (r < T)[:, None]
     if not EVEN:
         inside = inside & (cols < width)[None, :]
-    tl.store(X + r[:, None] * row_stride + cols[None, :], x.to(X.dtype.element_ty), mask=inside)
+    put(X + r[:, None] * row_stride + cols[None, :], x, inside)
 
 
 @triton.jit
@@ -94,11 +91,9 @@ def tile_at(X, m, SIDE: tl.constexpr):
 
 
 @triton.jit
-def put_tile(at, x, WIDEN: tl.constexpr):
-    """Into scratch memory, rounded by hand where the interpreter would cut bits off."""
-    if WIDEN and at.dtype.element_ty == tl.bfloat16:
-        x = rounded(x, "bf16", WIDEN)
-    tl.store(at, x.to(at.dtype.element_ty))
+def put_tile(at, x):
+    """Into scratch memory."""
+    tl.store(at, nearest(x, at.dtype.element_ty))
 
 
 @triton.jit
@@ -136,10 +131,10 @@ def joined(near, far, SIDE: tl.constexpr):
 @triton.jit
 def scored(
     q, K, tile, T, k_row,
-    E: tl.constexpr, EP: tl.constexpr, SIDE: tl.constexpr, LAG: tl.constexpr, VALUES: tl.constexpr, WIDEN: tl.constexpr,
+    E: tl.constexpr, EP: tl.constexpr, SIDE: tl.constexpr, LAG: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """The product with a tile of keys, turned; zero where the tile lies before the first key."""
-    return turned(product(q, tl.trans(rows(K, tile * SIDE, T, k_row, E, E == EP, EP, SIDE)), VALUES, WIDEN), SIDE, LAG)
+    return turned(product(q, tl.trans(rows(K, tile * SIDE, T, k_row, E, E == EP, EP, SIDE)), VALUES), SIDE, LAG)
 
 
 @triton.jit
@@ -155,23 +150,23 @@ def tile_of(newer, older, c, m, SIDE: tl.constexpr, LAG: tl.constexpr):
 @triton.jit
 def begun(
     q, q2, K, K2, tile, T, k_row, E: tl.constexpr, EP: tl.constexpr, SIDE: tl.constexpr, GLU: tl.constexpr, LAG: tl.constexpr,
-    VALUES: tl.constexpr, WIDEN: tl.constexpr,
+    VALUES: tl.constexpr,
 ):  # fmt: skip
     """What a walk begins with: the products with a tile of keys, of both sets of scores for HyperGLU."""
-    newer = scored(q, K, tile, T, k_row, E, EP, SIDE, LAG, VALUES, WIDEN)
+    newer = scored(q, K, tile, T, k_row, E, EP, SIDE, LAG, VALUES)
     newer2 = newer
     if GLU:
-        newer2 = scored(q2, K2, tile, T, k_row, E, EP, SIDE, LAG, VALUES, WIDEN)
+        newer2 = scored(q2, K2, tile, T, k_row, E, EP, SIDE, LAG, VALUES)
     return newer, newer2
 
 
 @triton.jit
 def walked(
     newer, newer2, q, q2, K, K2, c, m, T, k_row, E: tl.constexpr, EP: tl.constexpr, SIDE: tl.constexpr, GLU: tl.constexpr,
-    LAG: tl.constexpr, VALUES: tl.constexpr, WIDEN: tl.constexpr,
+    LAG: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """Tile m of both sets of scores, and the products that the next one begins with."""
-    older, older2 = begun(q, q2, K, K2, c - m - 1 if LAG else m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
+    older, older2 = begun(q, q2, K, K2, c - m - 1 if LAG else m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES)
     z = tile_of(newer, older, c, m, SIDE, LAG)
     z2 = z
     if GLU:
@@ -190,21 +185,21 @@ def by_key(x, before, SIDE: tl.constexpr, LAG: tl.constexpr):
 # ---------------------------------------------------------------- the banks
 @triton.jit
 def lowered(
-    x, BANK, m, T, R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, HOW: tl.constexpr, WIDEN: tl.constexpr
+    x, BANK, m, T, R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, HOW: tl.constexpr
 ):  # fmt: skip
     """Tile m times the bank: [SIDE, RP]"""
-    return product(x, bank_tile(BANK, m, T, R, RP, SIDE), HOW, WIDEN)
+    return product(x, bank_tile(BANK, m, T, R, RP, SIDE), HOW)
 
 
 @triton.jit
 def mixed(
-    z, low, UP, DIAGONAL, c, m, T, R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, HOW: tl.constexpr, WIDEN: tl.constexpr
+    z, low, UP, DIAGONAL, c, m, T, R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, HOW: tl.constexpr
 ):  # fmt: skip
     """z (1 + p) + low B, where keys exist. The mixer writes into lags beyond the start, which do not."""
     if UP is not None:
         lags = m * SIDE + tl.arange(0, SIDE)
         kept = 1.0 + tl.load(DIAGONAL + lags, mask=lags < T, other=0.0)
-        z = there(z * kept[None, :] + product(low, tl.trans(bank_tile(UP, m, T, R, RP, SIDE)), HOW, WIDEN), c, m, SIDE)
+        z = there(z * kept[None, :] + product(low, tl.trans(bank_tile(UP, m, T, R, RP, SIDE)), HOW), c, m, SIDE)
     return z
 
 
@@ -221,7 +216,7 @@ def controlled(U, CONTROL, first, T, control_row, R: tl.constexpr, RP: tl.conste
 
 # ---------------------------------------------------------------- the activation
 @triton.jit
-def softplus_and_slope(x, ACCURATE: tl.constexpr, WIDEN: tl.constexpr):
+def softplus_and_slope(x, ACCURATE: tl.constexpr):
     """log(1 + exp x) and the sigmoid of x. The interpreter does not know the GPU's own logarithm."""
     t = tl.exp(-tl.abs(x))
     more = 1.0 + t
@@ -229,7 +224,7 @@ def softplus_and_slope(x, ACCURATE: tl.constexpr, WIDEN: tl.constexpr):
         log = tl.log(more)
         log = tl.where(more == 1.0, t, log * (t / tl.where(more == 1.0, 1.0, more - 1.0)))
         slope = 1.0 / more
-    elif WIDEN:
+    elif INTERPRETED:
         log, slope = tl.log(more), 1.0 / more
     else:
         log, slope = libdevice.fast_logf(more), libdevice.fast_dividef(1.0, more)

@@ -34,14 +34,14 @@ from tokmix.ops.hyper_mlp.tiles import (
 @triton.jit
 def active(
     z, z2, low, low2, UP, UP2, DIAGONAL, DIAGONAL2, c, m, T, R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr, GLU: tl.constexpr,
-    VALUES: tl.constexpr, CAREFUL: tl.constexpr, WIDEN: tl.constexpr,
+    VALUES: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
     """h and ReLU(h), times softplus(h') for HyperGLU."""
-    h = mixed(z, low, UP, DIAGONAL, c, m, T, R, RP, SIDE, CAREFUL, WIDEN)
+    h = mixed(z, low, UP, DIAGONAL, c, m, T, R, RP, SIDE, CAREFUL)
     a = tl.maximum(h, 0.0)
     if GLU:
-        h2 = mixed(z2, low2, UP2, DIAGONAL2, c, m, T, R, RP, SIDE, CAREFUL, WIDEN)
-        scale, _ = softplus_and_slope(h2, VALUES != "bf16", WIDEN)
+        h2 = mixed(z2, low2, UP2, DIAGONAL2, c, m, T, R, RP, SIDE, CAREFUL)
+        scale, _ = softplus_and_slope(h2, VALUES != "bf16")
         a *= scale
     return h, a
 
@@ -52,7 +52,7 @@ def sums(
     T, heads, q_batch, q_head, q_row, k_batch, k_head, k_row, s1_batch, s1_head, s1_row,
     E: tl.constexpr, F: tl.constexpr, R1: tl.constexpr, R2: tl.constexpr,
     EP: tl.constexpr, FP: tl.constexpr, RP1: tl.constexpr, RP2: tl.constexpr, SIDE: tl.constexpr, GLU: tl.constexpr, LAG: tl.constexpr,
-    VALUES: tl.constexpr, LOOSE: tl.constexpr, CAREFUL: tl.constexpr, WIDEN: tl.constexpr,
+    VALUES: tl.constexpr, LOOSE: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
     """Passes 1 and 2 for one tile of queries of one head: u, y and SHRINK = 1 / ‖h‖."""
     c = tl.cdiv(T, SIDE) - 1 - tl.program_id(0)  # the longest rows first
@@ -73,12 +73,12 @@ def sums(
         UP1 += head * step
         DIAGONAL1 += head * T
         UP12, DIAGONAL12 = UP1 + far, DIAGONAL1 + heads * T
-        newer, newer2 = begun(q, q2, K, K2, c, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
+        newer, newer2 = begun(q, q2, K, K2, c, T, k_row, E, EP, SIDE, GLU, LAG, VALUES)
         for m in range(c + 1):
-            z, z2, newer, newer2 = walked(newer, newer2, q, q2, K, K2, c, m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
-            low += lowered(z, DOWN1, m, T, R1, RP1, SIDE, CAREFUL, WIDEN)
+            z, z2, newer, newer2 = walked(newer, newer2, q, q2, K, K2, c, m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES)
+            low += lowered(z, DOWN1, m, T, R1, RP1, SIDE, CAREFUL)
             if GLU:
-                low2 += lowered(z2, DOWN1 + far, m, T, R1, RP1, SIDE, CAREFUL, WIDEN)
+                low2 += lowered(z2, DOWN1 + far, m, T, R1, RP1, SIDE, CAREFUL)
         CONTROL1 = start(CONTROL1, at, heads, s1_batch, s1_head)
         U += ((at // heads) * heads * (1 + GLU) + head) * step
         put_rows(U, low, first, T, R1, R1, R1 == RP1, RP1, SIDE)
@@ -89,13 +89,13 @@ def sums(
     squares, y = tl.zeros([SIDE], tl.float32), tl.zeros([SIDE, RP2], tl.float32)
     if UP2 is not None:
         DOWN2 += head * T.to(tl.int64) * R2
-    newer, newer2 = begun(q, q2, K, K2, c, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
+    newer, newer2 = begun(q, q2, K, K2, c, T, k_row, E, EP, SIDE, GLU, LAG, VALUES)
     for m in range(c + 1):
-        z, z2, newer, newer2 = walked(newer, newer2, q, q2, K, K2, c, m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
-        h, a = active(z, z2, low, low2, UP1, UP12, DIAGONAL1, DIAGONAL12, c, m, T, R1, RP1, SIDE, GLU, VALUES, CAREFUL, WIDEN)
+        z, z2, newer, newer2 = walked(newer, newer2, q, q2, K, K2, c, m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES)
+        h, a = active(z, z2, low, low2, UP1, UP12, DIAGONAL1, DIAGONAL12, c, m, T, R1, RP1, SIDE, GLU, VALUES, CAREFUL)
         squares += tl.sum(h * h, 1)
         if UP2 is not None:
-            y += lowered(a, DOWN2, m, T, R2, RP2, SIDE, LOOSE, WIDEN)
+            y += lowered(a, DOWN2, m, T, R2, RP2, SIDE, LOOSE)
     shrink = (1.0 / tl.maximum(tl.sqrt(squares), 1e-12))[:, None]
     put_rows(SHRINK + at.to(tl.int64) * T, shrink, first, T, 1, 1, True, 1, SIDE)
     if UP2 is not None:
@@ -109,7 +109,7 @@ def output(
     s1_batch, s1_head, s1_row, s2_batch, s2_head, s2_row, o_batch, o_head, o_row,
     E: tl.constexpr, F: tl.constexpr, R1: tl.constexpr, R2: tl.constexpr,
     EP: tl.constexpr, FP: tl.constexpr, RP1: tl.constexpr, RP2: tl.constexpr, SIDE: tl.constexpr, GLU: tl.constexpr, LAG: tl.constexpr,
-    VALUES: tl.constexpr, LOOSE: tl.constexpr, CAREFUL: tl.constexpr, WIDEN: tl.constexpr,
+    VALUES: tl.constexpr, LOOSE: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
     """Pass 3: FP columns of the output."""
     c = tl.cdiv(T, SIDE) - 1 - tl.program_id(0)
@@ -141,13 +141,13 @@ def output(
         DIAGONAL2 += head * T
         y = controlled(Y + flat * R2, start(CONTROL2, at, heads, s2_batch, s2_head), first, T, s2_row, R2, RP2, SIDE)
     shrink = numbers(SHRINK + flat, first, T, SIDE)
-    newer, newer2 = begun(q, q2, K, K2, c, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
+    newer, newer2 = begun(q, q2, K, K2, c, T, k_row, E, EP, SIDE, GLU, LAG, VALUES)
     o, before = tl.zeros([SIDE, FP], tl.float32), tl.zeros([SIDE, SIDE], tl.float32)
     for m in range(c + 1):
-        z, z2, newer, newer2 = walked(newer, newer2, q, q2, K, K2, c, m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES, WIDEN)
-        _, a = active(z, z2, low, low2, UP1, UP12, DIAGONAL1, DIAGONAL12, c, m, T, R1, RP1, SIDE, GLU, VALUES, CAREFUL, WIDEN)
-        w = mixed(a * shrink, y, UP2, DIAGONAL2, c, m, T, R2, RP2, SIDE, LOOSE, WIDEN)
+        z, z2, newer, newer2 = walked(newer, newer2, q, q2, K, K2, c, m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES)
+        _, a = active(z, z2, low, low2, UP1, UP12, DIAGONAL1, DIAGONAL12, c, m, T, R1, RP1, SIDE, GLU, VALUES, CAREFUL)
+        w = mixed(a * shrink, y, UP2, DIAGONAL2, c, m, T, R2, RP2, SIDE, LOOSE)
         v = rows(V, (c - m if LAG else m) * SIDE, T, v_row, F - skip, F % FP == 0, FP, SIDE)
-        o += product(by_key(w, before, SIDE, LAG), v, VALUES, WIDEN)
+        o += product(by_key(w, before, SIDE, LAG), v, VALUES)
         before = w
     put_rows(OUT, o, first, T, o_row, F - skip, F % FP == 0, FP, SIDE)

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokmix.ops.parts_triton import added
+from tokmix.ops.rounding_triton import put
 from tokmix.ops.shift_mix.tiles import Where, distances, neighbours, offsets, per_channel, row_strides, turns_and_programs
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
@@ -64,7 +65,7 @@ def gate_forward(
     p = tl.load(P + by_head(rows[:, None], cols, total, E), mask=real, other=0.0).to(tl.float32)
     y = tl.where(real, z + tl.sigmoid(p + per_channel(BIAS, cols, D, E, E)) * (x - z), 0.0)
     to = rows[:, None].to(tl.int64) * D + cols[None, :]
-    tl.store(Y + to, y.to(Y.dtype.element_ty), mask=(rows < total)[:, None] & wide)
+    put(Y + to, y, (rows < total)[:, None] & wide)
 
 
 @triton.jit(do_not_specialize=["shift", "turns"])
@@ -95,8 +96,8 @@ def gate_backward(
         if BOTH:
             dz = 0.5 * (dz + passed_on(DY, P, bias, dy_at - far * dy_row_stride, p_at - far * E, (before >= far) & wide))
         inside = (rows < total)[:, None] & wide
-        tl.store(DP + p_at, dp.to(DP.dtype.element_ty), mask=inside)
-        tl.store(DX + p_at, (dy * g + dz).to(DX.dtype.element_ty), mask=inside)
+        put(DP + p_at, dp, inside)
+        put(DX + p_at, dy * g + dz, inside)
     tl.store(SUMS + tl.program_id(0) * D + cols, tl.sum(dbias, 0), mask=cols < D)
 
 

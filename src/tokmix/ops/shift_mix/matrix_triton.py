@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokmix.ops.rounding_triton import put
 from tokmix.ops.shift_mix.gate_triton import by_heads
 from tokmix.ops.shift_mix.tiles import Where, distances, neighbours, offsets, row_strides
 from tokmix.ops.sizes import cdiv, next_power_of_2
@@ -45,7 +46,7 @@ def bring_together(
     if N == 3:
         y += tl.load(Q + at + hop + 2 * E, mask=(after >= far) & wide, other=0.0).to(tl.float32)
     to = rows[:, None].to(tl.int64) * D + cols[None, :]
-    tl.store(Y + to, y.to(Y.dtype.element_ty), mask=(rows < total)[:, None] & wide)
+    put(Y + to, y, (rows < total)[:, None] & wide)
 
 
 @triton.jit(do_not_specialize=["shift"])

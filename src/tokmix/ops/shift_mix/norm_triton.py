@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokmix.ops.parts_triton import added
+from tokmix.ops.rounding_triton import put
 from tokmix.ops.shift_mix.tiles import (
     Where,
     distances,
@@ -91,7 +92,7 @@ def norm_forward(
             mixed += partner(X, MEAN, RSTD, at + far * row_stride, rows[:, None] + far, there, c_weight, c_offset, wide, D, eps)
         if PLACES is not None:
             mixed = tl.where(before >= 0, mixed, 0.0)
-        tl.store(Y + rows[:, None].to(tl.int64) * D + cols[None, :], (x + mixed).to(Y.dtype.element_ty), mask=inside)
+        put(Y + rows[:, None].to(tl.int64) * D + cols[None, :], x + mixed, inside)
 
 
 @triton.jit(do_not_specialize=["shift", "turns"])
@@ -139,7 +140,7 @@ def norm_backward(
         dx = (g - tl.sum(g, 1, keep_dims=True) / D - n * (tl.sum(g * n, 1, keep_dims=True) / D)) * rstd
         if PLACES is not None:
             dx = tl.where(real, dx, 0.0)
-        tl.store(DX + rows[:, None].to(tl.int64) * D + cols[None, :], (residual + dx).to(DX.dtype.element_ty), mask=inside)
+        put(DX + rows[:, None].to(tl.int64) * D + cols[None, :], residual + dx, inside)
     bias = per_channel(BIAS, cols, D, E, E)
     a = per_channel(A, cols, D, E, WIDTH)
     b = per_channel(B, cols, D, E, WIDTH)

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokmix.ops.rounding_triton import put
 from tokmix.ops.shift_mix.tiles import normalised, per_channel
 from tokmix.ops.sizes import next_power_of_2
 
@@ -49,8 +50,8 @@ def step(
         y = z
     y = residual + tl.where(there, y, 0.0)
     tl.debug_barrier()  # every thread has read the position and the old row
-    tl.store(Y + row.to(tl.int64) * D + cols, y.to(Y.dtype.element_ty), mask=wide)
-    tl.store(at, kept.to(RING.dtype.element_ty), mask=there)
+    put(Y + row.to(tl.int64) * D + cols, y, wide)
+    put(at, kept, there)
     if ADVANCE:
         tl.store(POSITION + row, position + more)
 

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokmix.ops.parts_triton import added
+from tokmix.ops.rounding_triton import put
 from tokmix.ops.shift_mix.tiles import Where, distances, neighbours, offsets, per_channel, row_strides, three, turns_and_programs
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
@@ -43,7 +44,7 @@ def weighted_forward(
         later = tl.load(X + at + far * row_stride, mask=(after >= far) & wide, other=0.0).to(tl.float32)
         y += per_channel(C, cols, D, E, WIDTH) * later
     to = rows[:, None].to(tl.int64) * D + cols[None, :]
-    tl.store(Y + to, y.to(Y.dtype.element_ty), mask=(rows < total)[:, None] & wide)
+    put(Y + to, y, (rows < total)[:, None] & wide)
 
 
 @triton.jit(do_not_specialize=["shift", "turns"])
@@ -77,7 +78,7 @@ def weighted_backward(
             dx += c * earlier
             dc += earlier * x
         to = rows[:, None].to(tl.int64) * D + cols[None, :]
-        tl.store(DX + to, dx.to(DX.dtype.element_ty), mask=(rows < total)[:, None] & wide)
+        put(DX + to, dx, (rows < total)[:, None] & wide)
     kept = tl.program_id(0) * D + cols
     step = tl.num_programs(0) * D
     tl.store(SUMS + kept, tl.sum(da, 0), mask=cols < D)

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokmix.ops.parts_triton import added
+from tokmix.ops.rounding_triton import put
 from tokmix.ops.shift_mix.tiles import offsets, row_strides, turns_and_programs
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
@@ -41,7 +42,7 @@ def conv_forward(
         x = tl.load(X + at - tl.cast(back, tl.int64) * row_stride, mask=inside & (t >= back) & wide, other=0.0).to(tl.float32)
         y += tl.load(W + cols * K + tap, mask=cols < D, other=0.0).to(tl.float32)[None, :] * x
     to = rows[:, None].to(tl.int64) * D + cols[None, :]
-    tl.store(Y + to, y.to(Y.dtype.element_ty), mask=inside & wide)
+    put(Y + to, y, inside & wide)
 
 
 @triton.jit(do_not_specialize=["turns"])
@@ -66,7 +67,7 @@ def conv_backward(
             dx += tl.load(W + cols * K + tap, mask=cols < D, other=0.0).to(tl.float32)[None, :] * dy
             dw += tl.where((taps == tap)[:, None], tl.sum(dy * x, 0)[None, :], 0.0)
         to = rows[:, None].to(tl.int64) * D + cols[None, :]
-        tl.store(DX + to, dx.to(DX.dtype.element_ty), mask=inside & wide)
+        put(DX + to, dx, inside & wide)
     kept = (tl.program_id(0) * K + taps)[:, None] * D + cols[None, :]
     tl.store(SUMS + kept, dw, mask=(taps < K)[:, None] & wide)
 
