@@ -122,10 +122,11 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, "BACKWARD", (16, 4, 1, 1))
         monkeypatch.setattr(matrix_triton, "FORWARD", (32, 4))
         monkeypatch.setattr(matrix_triton, "BACKWARD", (32, 4))
-        for name in ("GELU_FORWARD", "SPREAD", "SUM", "MIDDLE", "MIDDLE_BACKWARD", "NORM_FORWARD"):
+        for name in ("GELU_FORWARD", "SPREAD", "FACTORS", "MIDDLE", "MIDDLE_BACKWARD", "NORM_FORWARD"):
             monkeypatch.setattr(wide, name, (32, 4))
         for name in ("GELU_BACKWARD", "NORM_BACKWARD"):
             monkeypatch.setattr(wide, name, (16, 4, 1, 1))
+        monkeypatch.setattr(wide, "SUM", (32, 4, 8))
 
 
 SEGMENTS = {

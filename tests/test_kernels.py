@@ -243,6 +243,23 @@ def test_hyper_mix_of_long_sequences_with_much_in_common(device: str, dtype: tor
 
 
 @each_device
+@pytest.mark.parametrize("layout", ["whole", "packed"])
+def test_hyper_mix_of_many_pieces(device: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several pieces of a sequence at a time, not all of them in the last turn."""
+    from tokmix.ops.hyper_mix import launch
+
+    monkeypatch.setattr(launch, "piece_rows", launch.piece_rows.__wrapped__)
+    for name, setting in {"MANY": 0, "ADD_MANY": (2, 64), "LONGEST": 64}.items():
+        monkeypatch.setattr(launch, name, setting)
+    segments = None if layout == "whole" else Segments.from_lengths([[70, 200], [300], [1, 130, 90]], 300).to(device)
+    given = hyper_case(device, 300, 2, 20, 40, biased=True, tied=False, normed=True, coded=False)
+    given["x"] = with_nan(given["x"], segments)
+    mask = None if segments is None else segments.mask
+    ways = [lambda t, way=way: way(t, segments, (None, None)) for way in (fused, textbook)]
+    check(*ways, given, torch.float32, "hyper_mix", mask)
+
+
+@each_device
 def test_hyper_mix_with_a_zero_gain(device: str) -> None:
     """The norm's gradient must not be taken from the output by dividing by its gain."""
     given = hyper_case(device, 40, **HYPER["tied"])

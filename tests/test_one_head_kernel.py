@@ -110,6 +110,7 @@ def test_what_tokens_have_in_common_is_not_rounded_before_it_cancels(device: str
     outer = torch.tensor([1.0, -1.0], device=device).repeat(i // 2)[:, None].expand(H, i, 5).bfloat16()
     states, hidden = wide.states_and_hidden(values, h, outer, H)
     assert states.dtype == torch.bfloat16 and (hidden.dtype == torch.float32) == reassociated.loses_digits(T, e, states.dtype) == (T == 512)
+    torch.testing.assert_close(states[..., :i].double(), (values.double().mT @ h.double()).view(H, B * e, i), rtol=2**-8, atol=0)
     exact = (values.double().mT @ h.double()).view(H, B * e, i) @ outer.double()
     error = (hidden.double() - exact).norm() / exact.norm()
     assert (error < 1e-3) == (T == 512), error
@@ -122,6 +123,14 @@ def test_long_sequences_with_much_in_common(device: str, tied: bool) -> None:
     given = case(device, 512, "narrow", tied)
     given["x"] += 0.5
     judge(given, torch.bfloat16)
+
+
+@each_device
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("size", ["inner", "heads"])
+def test_a_product_for_every_sequence(device: str, size: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide, "WORTH_A_PRODUCT", 32)
+    judge(case(device, 40, size, False), dtype)
 
 
 @each_device

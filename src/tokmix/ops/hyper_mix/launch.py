@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -29,6 +29,8 @@ STATE = ((64, 4, 3), (64, 8, 1))
 OUTPUT = ((64, 4, 3), (64, 8, 1))
 OUTPUT_BACKWARD = ((64, 4, 1), (64, 8, 1))
 STATE_BACKWARD = ((64, 4, 1), (64, 8, 1))
+# Pieces and numbers of a program of their sums, for sequences of few pieces and, in the mean, of so many.
+ADD_FEW, ADD_MANY, MANY = (1, 1024), (2, 128), 8
 # Programs a multiprocessor should get: backwards, as many as it can hold at a time.
 FORWARD_SLOTS, BACKWARD_SLOTS = (8, 4), (2, 1)
 
@@ -75,7 +77,7 @@ class Plan:
             self.sequences, self.pieces = first.shape[0] - 1, table.shape[0]
         self.device, self.dtype = x.device, x.dtype
 
-    def shape(self, tile: int) -> tuple[object, ...]:
+    def shape(self, tile: int) -> tuple[Any, ...]:
         """The constants that kernels end with."""
         tf32 = torch.get_float32_matmul_precision() != "highest"
         padded = max(16, next_power_of_2(self.e))
@@ -92,8 +94,9 @@ class Plan:
     def added(self, parts: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The pieces' matrices added up for each sequence: [H, rows, S, e]."""
         out = self.matrices(dtype)
-        grid = (self.sequences, self.heads, cdiv(self.rows * self.e, 1024))
-        kernels.add_pieces[grid](parts, self.first, out, self.per_sequence, self.heads, self.sequences, self.e, self.rows, 1024)
+        at_once, block = ADD_FEW if self.pieces < MANY * self.sequences else ADD_MANY
+        grid = (self.sequences, self.heads, cdiv(self.rows * self.e, block))
+        kernels.add_pieces[grid](parts, self.first, out, self.per_sequence, self.heads, self.sequences, self.e, self.rows, at_once, block)
         return out
 
 

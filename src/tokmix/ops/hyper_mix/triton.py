@@ -151,8 +151,10 @@ def state(
 
 
 @triton.jit
-def add_pieces(PART, FIRST, OUT, per_sequence, heads, sequences, E: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums over pieces: PART [C, H, ROWS, E] -> OUT [H, ROWS, S, E]."""
+def add_pieces(
+    PART, FIRST, OUT, per_sequence, heads, sequences, E: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Sums over pieces: PART [C, H, ROWS, E] -> OUT [H, ROWS, S, E]. AT_ONCE: pieces that are waited for together."""
     sequence, head = tl.program_id(0), tl.program_id(1)
     if FIRST is None:
         low, high = sequence * per_sequence, (sequence + 1) * per_sequence
@@ -160,11 +162,13 @@ def add_pieces(PART, FIRST, OUT, per_sequence, heads, sequences, E: tl.constexpr
         low, high = tl.load(FIRST + sequence), tl.load(FIRST + sequence + 1)
     at = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     there = at < ROWS * E
-    total = tl.zeros([BLOCK], tl.float32)
-    for i in range(low, high):
-        total += tl.load(PART + (i * heads + head).to(tl.int64) * (ROWS * E) + at, mask=there, other=0.0)
+    total = tl.zeros([AT_ONCE, BLOCK], tl.float32)
+    for i in range(low, high, AT_ONCE):
+        pieces = i + tl.arange(0, AT_ONCE)
+        rows = (pieces * heads + head).to(tl.int64)[:, None] * (ROWS * E) + at[None, :]
+        total += tl.load(PART + rows, mask=(pieces < high)[:, None] & there[None, :], other=0.0)
     to = ((head * ROWS + at // E).to(tl.int64) * sequences + sequence) * E + at % E
-    put(OUT + to, total, there)
+    put(OUT + to, tl.sum(total, 0), there)
 
 
 @triton.jit

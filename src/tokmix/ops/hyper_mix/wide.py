@@ -30,13 +30,15 @@ GELU_FORWARD = (2, 2)
 GELU_BACKWARD = (2, 2, 8, 3)
 NORM_FORWARD = (4, 2)
 NORM_BACKWARD = (2, 2, 8, 3)
-SUM = (8, 4)
+SUM = (2, 8, 4)
 SPREAD = (8, 4)
+FACTORS = (4, 4)
 MIDDLE = (8, 4)
 MIDDLE_BACKWARD = (16, 4)
 TILE = 1024  # channels of a program
 MIDDLE_TILE = 256
-SHORTEST_PIECE = 512  # tokens worth a product of their own
+SHORTEST_PIECE = 512  # tokens worth a product of their own, beside others
+WORTH_A_PRODUCT = 4096  # tokens whose product fills the chip
 
 
 def tile_of(width: int, most: int = TILE) -> int:
@@ -74,16 +76,24 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def states_and_hidden(values: Tensor, h: Tensor, outer: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """values [H * B, T, e], h [H * B, T, i], V_1 [H, i, k] -> Mᵀ [H, B * e, i] and Mᵀ V_1 [H, B * e, k], the latter in float32
-    where M cannot be rounded before: then it is two factors, side by side, what its dtype can hold and the rest."""
+    """values [H * B, T, e], h [H * B, T, i], V_1 [H, i, k] -> Mᵀ [H, B * e, i] and Mᵀ V_1 [H, B * e, k]. Where M cannot be rounded, two
+    factors stand for it side by side, [H, B * e, 2 i], what its dtype can hold and the rest, and the latter is in float32."""
     by_heads = lambda matrices: matrices.view(heads, -1, matrices.shape[2])
     if not loses_digits(values.shape[1], values.shape[2], values.dtype):
         states = by_heads(over_tokens(values, h, values.dtype))
         return states, torch.bmm(states, outer)
-    exact = by_heads(over_tokens(values, h, torch.float32))
-    states = exact.to(values.dtype)
-    both = torch.cat([states, (exact - states).to(values.dtype)], dim=2)
-    return states, product(both, torch.cat([outer, outer], dim=1), torch.float32)
+    both = two_factors(by_heads(over_tokens(values, h, torch.float32)), values.dtype)
+    return both, product(both, torch.cat([outer, outer], dim=1), torch.float32)
+
+
+def two_factors(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """[H, rows, i] in float32 -> [H, rows, 2 i] in dtype: each number's nearest, and what it lacks."""
+    H, total, width = exact.shape
+    both = torch.empty(H, total, 2 * width, dtype=dtype, device=exact.device)
+    rows, warps = FACTORS
+    tile = tile_of(width)
+    kernels.two_factors[cdiv(H * total, rows), cdiv(width, tile)](exact, both, H * total, width, rows, tile, num_warps=warps)
+    return both
 
 
 class Sizes:
@@ -99,11 +109,11 @@ class Sizes:
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
 
-def joined(first: Tensor | None, second: Tensor | None, tied: bool, dtype: torch.dtype) -> Tensor | None:
+def joined(first: Tensor | None, second: Tensor | None, tied: bool) -> Tensor | None:
     """Both nets' weights side by side in their last dimension."""
     if first is None or second is None:
         return None
-    return first.to(dtype) if tied else torch.cat([first.to(dtype), second.to(dtype)], dim=-1)
+    return first if tied else torch.cat([first, second], dim=-1)
 
 
 def gelu_forward(p: Tensor, bias: Tensor | None, kind: Any) -> Tensor:
@@ -141,9 +151,9 @@ def gelu_backward(p: Tensor, grads: Sequence[Tensor], bias: Tensor | None, kind:
 def sum_tokens(x: Tensor) -> Tensor:
     """[B, T, D] -> the sum of each sequence's tokens, [B, D] in float32."""
     B, T, D = x.shape
-    rows, warps = SUM
+    rows, warps, per_processor = SUM
     tile = tile_of(D)
-    pieces = max(1, min(cdiv(T, 4 * rows), 8 * processors(x.device) // B))
+    pieces = max(1, min(cdiv(T, 4 * rows), per_processor * processors(x.device) // B))
     size = rows * cdiv(T, rows * pieces)
     pieces = cdiv(T, size)
     out = torch.empty(B, pieces, D, dtype=torch.float32, device=x.device)
@@ -202,10 +212,10 @@ def forward(
     x, values = x.contiguous(), None if values is None else values.contiguous()
     xs = by_head(x, H)
     vs = xs if values is None else by_head(values, H)
-    inner = joined(net_in.inner, net_out.inner, tied, x.dtype)
-    inner_bias = joined(net_in.inner_bias, net_out.inner_bias, tied, torch.float32)
+    inner = joined(net_in.inner, net_out.inner, tied)
+    inner_bias = joined(net_in.inner_bias, net_out.inner_bias, tied)
     assert inner is not None
-    p = torch.bmm(xs.flatten(1, 2), inner)
+    p = torch.bmm(xs.flatten(1, 2), inner.to(x.dtype))
     h = gelu_forward(p, inner_bias, size.kind)
     per_sequence = h.view(H * B, T, -1)
     states, hidden = states_and_hidden(vs.flatten(0, 1), per_sequence[..., :i], net_in.outer.to(x.dtype), H)
@@ -262,15 +272,16 @@ def backward(
         dhidden, hidden, m if biased else None, dr if biased else None, net_in.outer_bias, net_out.outer_bias, scale, readout,
         active, dm, sums if biased else None, *_middle(size, net_in, rows, scale, readout), num_warps=warps,
     )  # fmt: skip
-    dv2, dv1 = torch.bmm(dread.mT, active), torch.bmm(states.mT, dhidden)
+    dv2, dv1 = torch.bmm(dread.mT, active), torch.bmm(states[..., :i].mT, dhidden)
     dstates = torch.bmm(dhidden, outer_in.mT).view(H * B, e, i)
     pairs = [(vs, dstates), (dzs, read.view(H * B, e, i))]
-    inner_bias = joined(net_in.inner_bias, net_out.inner_bias, tied, torch.float32)
+    inner_bias = joined(net_in.inner_bias, net_out.inner_bias, tied)
     dh = [torch.bmm(*pairs[1]).baddbmm_(*pairs[0])] if tied else [torch.bmm(*pair) for pair in pairs]
     dp, db = gelu_backward(p, [each.view(H, B * T, i) for each in dh], inner_bias, size.kind)
-    inner = joined(net_in.inner, net_out.inner, tied, x.dtype)
+    inner = joined(net_in.inner, net_out.inner, tied)
     assert inner is not None
-    dvs = _of_values(per_sequence[..., :i], dstates, dm, H, x.dtype)
+    inner = inner.to(x.dtype)
+    dvs = _of_values(per_sequence[..., :i], dstates, dm, H)
     dps = dvs.view(H, B * T, e).baddbmm_(dp, inner.mT) if values is None else torch.bmm(dp, inner.mT)
     dx = merged(dps.view(H * B, T, e), B)
     dvalues = x.new_empty(0) if values is None else merged(dvs, B)
@@ -278,14 +289,19 @@ def backward(
     return dx, dvalues, du, db, dv1, dv2, added(sums), norm
 
 
-def _of_values(h: Tensor, dstates: Tensor, dm: Tensor | None, heads: int, dtype: torch.dtype) -> Tensor:
+def _of_values(h: Tensor, dstates: Tensor, dm: Tensor | None, heads: int) -> Tensor:
     """h [H * B, T, i] times dstates [H * B, e, i] transposed, plus in every row its sequence's part of dm [B, D]."""
     if dm is None:
         return torch.bmm(h, dstates.mT)
     S, T, _ = h.shape
     e = dstates.shape[1]
-    vectors = dm if heads == 1 else dm.unflatten(1, (heads, -1)).transpose(0, 1).contiguous()
-    out = torch.empty(S, T, e, dtype=dtype, device=h.device)
+    vectors = dm if heads == 1 else dm.unflatten(1, (heads, -1)).transpose(0, 1).flatten(0, 1)  # [H * B, e]
+    out = torch.empty(S, T, e, dtype=h.dtype, device=h.device)
+    if T >= WORTH_A_PRODUCT:
+        # cuBLAS adds a vector to the rows of a product on its way to memory, but the same one to all.
+        for vector, *one in zip(vectors.to(h.dtype), h, dstates.mT, out, strict=True):
+            torch.addmm(vector, *one[:2], out=one[2])
+        return out
     rows, warps = SPREAD
     tile = tile_of(e)
     kernels.spread[cdiv(T, rows), cdiv(e, tile), S](vectors, out, T, e, rows, tile, num_warps=warps)

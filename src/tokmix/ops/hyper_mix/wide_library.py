@@ -39,8 +39,9 @@ def _(x: Tensor, values: Tensor | None, u1: Tensor, b1: Any, v1: Tensor, c1: Any
     wide = lambda *shape: x.new_empty(*shape, dtype=torch.float32)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tokens = [x.new_empty(H, B * T, width) for _ in range(2)]
-    states, read = (x.new_empty(H, B * e, i) for _ in range(2))
-    hidden = x.new_empty(H, B * e, k, dtype=torch.float32 if loses_digits(T, e, x.dtype) else x.dtype)
+    exact = loses_digits(T, e, x.dtype)
+    states, read = (x.new_empty(H, B * e, width) for width in (2 * i if exact else i, i))
+    hidden = x.new_empty(H, B * e, k, dtype=torch.float32 if exact else x.dtype)
     m = wide(0) if c1 is None else wide(B, D)
     if gain is None:
         return y, *tokens, states, m, hidden, read, x.new_empty(0), wide(0), wide(0), wide(0)
@@ -65,8 +66,8 @@ wide_hyper_mix_backward = torch.library.custom_op(
 
 @wide_hyper_mix_backward.register_fake
 def _(dy: Tensor, p: Tensor, h: Tensor, states: Tensor, m: Tensor, hidden: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    x, values, gain = rest[5], rest[6], rest[17]
-    H, _, i = states.shape
+    read, x, values, gain = rest[0], rest[5], rest[6], rest[17]
+    H, _, i = read.shape
     D, width, k = x.shape[2], p.shape[2], hidden.shape[2]
     wide = lambda *shape: x.new_empty(*shape, dtype=torch.float32)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)

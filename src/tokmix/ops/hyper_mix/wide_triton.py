@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from tokmix.ops.hyper_mix.triton import gelu, gelu_and_slope
-from tokmix.ops.rounding_triton import put
+from tokmix.ops.rounding_triton import nearest, put
 from tokmix.ops.shift_mix.tiles import normalised
 
 
@@ -58,6 +58,19 @@ def gelu_backward(
         put(DP + row * WIDTH + cols[None, :], dp, there)
     to = (tl.program_id(0) * tl.num_programs(2) + head) * INNER + cols
     tl.store(SUMS + to, tl.sum(sums, 0), mask=cols < INNER)
+
+
+@triton.jit
+def two_factors(EXACT, BOTH, total, WIDTH, BR: tl.constexpr, BD: tl.constexpr):
+    """EXACT [total, WIDTH] -> BOTH [total, 2 WIDTH]: each number's nearest, and what it lacks."""
+    rows = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
+    cols = tl.program_id(1) * BD + tl.arange(0, BD)
+    there = (rows < total) & (cols < WIDTH)[None, :]
+    exact = tl.load(EXACT + rows.to(tl.int64) * WIDTH + cols[None, :], mask=there, other=0.0)
+    near = nearest(exact, BOTH.dtype.element_ty).to(tl.float32)
+    to = BOTH + rows.to(tl.int64) * 2 * WIDTH + cols[None, :]
+    put(to, near, there)
+    put(to + WIDTH, exact - near, there)
 
 
 @triton.jit
