@@ -241,6 +241,13 @@ def test_reassociated_of_many_tokens_that_have_much_in_common(cast: bool, monkey
     assert error(ours) > allowed
 
 
+def test_reassociated_on_the_meta_device() -> None:
+    x, inner, outer = (torch.empty(*shape, dtype=torch.bfloat16, device="meta") for shape in ((2, 512, 16), (2, 8, 8), (2, 8, 12)))
+    net = Net(inner, None, outer, None)
+    y = reassociated.hyper_mix(x, x, x, net, net)
+    assert y.shape == x.shape and y.dtype == x.dtype
+
+
 def test_reassociated_pays_as_the_algebra_says() -> None:
     long = 10**6
     for e in (64, 512):

@@ -11,12 +11,12 @@ long rows    by fast transforms: Bluestein's identity jk = (j² + k² - (k - j)�
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from tokmix.mixer import Cost, register
+from tokmix.ops.dispatch import without_autocast
 from tokmix.positions import at_least_float32
 from tokmix.rowmixer import RowMixer
 from tokmix.segments import Rows
@@ -89,9 +89,7 @@ class FNet(RowMixer):
         wide, lengths = x.to(at_least_float32(x.dtype)), None if rows is None else rows.lengths
         if not self._by_products(x.shape[1]):
             return fourier_fast(wide, lengths).to(x.dtype)
-        device = x.device.type
-        # Autocast would do the products in half precision.
-        with torch.autocast(device, enabled=False) if device != "meta" else nullcontext():
+        with without_autocast(x):
             return fourier_by_products(wide, lengths).to(x.dtype)
 
     def _by_products(self, length: int) -> bool:

@@ -13,7 +13,7 @@ import functools
 import importlib.util
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -113,6 +113,11 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The dtype that autocast asks for on x's device, None outside of autocast."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if device in ("cuda", "cpu") and torch.is_autocast_enabled(device) else None
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """For products that must not be done in half precision. The meta device knows no autocast."""
+    return nullcontext() if x.device.type == "meta" else torch.autocast(x.device.type, enabled=False)
 
 
 @functools.cache

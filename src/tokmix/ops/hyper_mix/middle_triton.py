@@ -62,7 +62,7 @@ def state(v, c, near, far, last, KIND: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def store_rows(P, matrix, last, sequence, sequences, head, cols, E: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr):
+def store_rows(P, matrix, last, sequence, sequences, head, cols, E: tl.constexpr, ROWS: tl.constexpr):
     """A sequence's and head's matrix into [H, ROWS, S, E], and its last row where ROWS is E + 1."""
     at = P + (sequence.to(tl.int64) + head * ROWS * sequences) * E + cols[None, :]
     step = sequences * E
@@ -91,7 +91,7 @@ def middle_forward(
         g = gelu(s, KIND) * readout
         q = tl.dot(v2, operand(g, KIND), q, input_precision=PRECISION)
         r += tl.sum(c2 * g, 0, keep_dims=True)
-    store_rows(Q, q, r, sequence, sequences, head, cols, E, ROWS, KIND)
+    store_rows(Q, q, r, sequence, sequences, head, cols, E, ROWS)
 
 
 @triton.jit
@@ -122,4 +122,4 @@ def middle_backward(
         put(DS + at, ds, there)
         dm = tl.dot(v1, operand(ds, KIND), dm, input_precision=PRECISION)
         dlast += tl.sum(c1 * ds, 0, keep_dims=True)
-    store_rows(DM, dm, dlast, sequence, sequences, head, cols, E, ROWS, KIND)
+    store_rows(DM, dm, dlast, sequence, sequences, head, cols, E, ROWS)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokmix.ops.dispatch import autocast_dtype
+from tokmix.ops.dispatch import autocast_dtype, without_autocast
 from tokmix.ops.hyper_mix.reference import Net, merge_heads, per_head, split_heads
 from tokmix.ops.hyper_mix.reference import matmul_flops as textbook_flops
 
@@ -42,7 +42,7 @@ def _hidden(h: Tensor, values: Tensor, net: Net) -> Tensor:
     if not loses_digits(h.shape[2], values.shape[3], autocast_dtype(h) or h.dtype):
         hidden = _times(outer.mT, h.mT @ values)
         return hidden if outer_bias is None else hidden + outer_bias[:, :, None] * values.sum(2, keepdim=True)
-    with torch.autocast(h.device.type, enabled=False):
+    with without_autocast(h):
         wide = Net(net.inner, None, outer.float(), None if outer_bias is None else outer_bias.float())
         return _hidden(h.float(), values.float(), wide)
 
