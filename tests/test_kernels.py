@@ -234,7 +234,7 @@ def test_hyper_sizes(device: str, T: int, H: int, e: int, k: int) -> None:
 
 @each_device
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES[1:2] if dispatch.INTERPRETED else DTYPES[1:], ids=str)
 def test_hyper_mix_of_long_sequences_with_much_in_common(device: str, dtype: torch.dtype, tied: bool) -> None:
     """Every error that tokens share adds up over them: sums rounded too early, numbers cut off instead of rounded."""
     given = hyper_case(device, 512, 2, 20, 40, biased=True, tied=tied, normed=True, coded=False)
