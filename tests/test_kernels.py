@@ -233,7 +233,7 @@ def test_hyper_sizes(device: str, T: int, H: int, e: int, k: int) -> None:
 
 
 @each_device
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("tied", [False] if dispatch.INTERPRETED else [False, True])
 @pytest.mark.parametrize("dtype", DTYPES[1:2] if dispatch.INTERPRETED else DTYPES[1:], ids=str)
 def test_hyper_mix_of_long_sequences_with_much_in_common(device: str, dtype: torch.dtype, tied: bool) -> None:
     """Every error that tokens share adds up over them: sums rounded too early, numbers cut off instead of rounded."""
@@ -251,8 +251,8 @@ def test_hyper_mix_of_many_pieces(device: str, layout: str, monkeypatch: pytest.
     monkeypatch.setattr(launch, "piece_rows", launch.piece_rows.__wrapped__)
     for name, setting in {"MANY": 0, "ADD_MANY": (2, 64), "LONGEST": 64}.items():
         monkeypatch.setattr(launch, name, setting)
-    segments = None if layout == "whole" else Segments.from_lengths([[70, 200], [300], [1, 130, 90]], 300).to(device)
-    given = hyper_case(device, 300, 2, 20, 40, biased=True, tied=False, normed=True, coded=False)
+    segments = None if layout == "whole" else Segments.from_lengths([[70, 90], [170], [1, 66, 90]], 170).to(device)
+    given = hyper_case(device, 170, 2, 20, 40, biased=True, tied=False, normed=True, coded=False)
     given["x"] = with_nan(given["x"], segments)
     mask = None if segments is None else segments.mask
     ways = [lambda t, way=way: way(t, segments, (None, None)) for way in (fused, textbook)]
