@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton.language as tl
@@ -77,7 +77,7 @@ class Plan:
             self.sequences, self.pieces = first.shape[0] - 1, table.shape[0]
         self.device, self.dtype = x.device, x.dtype
 
-    def shape(self, tile: int) -> tuple[Any, ...]:
+    def shape(self, tile: int) -> tuple[object, ...]:
         """The constants that kernels end with."""
         tf32 = torch.get_float32_matmul_precision() != "highest"
         padded = max(16, next_power_of_2(self.e))
