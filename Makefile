@@ -18,8 +18,8 @@ test-deps:
 	sh tests/deps.sh
 
 lint: $(VENV)/.installed
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests reproduce
+	$(BIN)/ruff format --check src tests reproduce
 	$(BIN)/mypy
 
 $(VENV)/.installed: pyproject.toml

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokmix.cli import main
+from tokmix.cli.main import main
 
 
 def quick(what: str, *more: str, out: Path) -> tuple[int, dict[str, Any]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import tokmix
-from tokmix.mixer import mixer_class, options
+from tokmix.core.mixer import mixer_class, options
 
 DIM, MAX_LEN = 16, 40
 

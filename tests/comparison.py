@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from tests.lab import write_table
-from tokmix.compare import worker
-from tokmix.data.prepare import prepare
-from tokmix.lab.settings import Settings
+from tokmix.data.prepare.pipeline import prepare
+from tokmix.study.compare import worker
+from tokmix.training.settings import Settings
 
 STACKS = ["hypermixing(hidden=16)*2", "attention(heads=2)"]
 GIVEN = {"model.dim": 16, "train.epochs": 2, "train.pretrain": 0, "train.rows": 16, "train.evaluations": 2, "train.device": "cpu"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tokmix
-from tokmix import mixer as registry
+from tokmix.core import mixer as registry
 
 if TYPE_CHECKING:
     from tests.serving import Server

@@ -17,9 +17,9 @@ import triton.runtime
 from triton.backends.compiler import GPUTarget
 
 import tokmix
-from tokmix.ops import assembler, dispatch
+from tokmix.ops import dispatch, ptxas_workaround
 from tokmix.ops.convolve import convolve
-from tokmix.ops.shift_mix.choice import norm_shift_mix, step
+from tokmix.ops.shift_mix.select import norm_shift_mix, step
 from tokmix.ops.short_conv import short_conv
 
 
@@ -113,7 +113,7 @@ def main(capability: int, room: int, which: str, names: list[str]) -> None:
     triton.runtime.driver.set_active(driver)
     dispatch._require_kernels = lambda x: None  # type: ignore[assignment]  # this is a CPU without the interpreter
     dispatch.room = lambda device: room  # type: ignore[assignment]
-    assembler.choose()
+    ptxas_workaround.choose()
     launched = {}
     with dispatch.implementation("triton"):
         for name in names:

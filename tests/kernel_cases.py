@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.kernel_rule import Tensors, draw
-from tokmix.ops.hyper_mix import choice, reference
+from tokmix.core.segments import Segments
+from tokmix.core.token_offsets import chunks_of
+from tokmix.ops.hyper_mix import reference, select
 from tokmix.ops.hyper_mix.reference import Net
-from tokmix.places import chunks_of
-from tokmix.segments import Segments
 
 Scales = tuple[Tensor | None, Tensor | None]
 
@@ -40,10 +40,10 @@ def hyper_case(device: str, T: int, H: int, e: int, k: int, biased: bool, tied: 
 
 
 def fused(t: Tensors, segments: Segments | None, scales: Scales) -> Tensor:
-    norm = choice.Norm(t["gain"], t["bias"], 1e-5) if "gain" in t else None
+    norm = select.Norm(t["gain"], t["bias"], 1e-5) if "gain" in t else None
     chunks = None if segments is None else chunks_of(segments, 64)
     second = net_of(t, "2") if "U2" in t else None
-    return choice.mix(t["x"], net_of(t), second, tokens=t.get("tokens"), scale=scales[0], readout=scales[1], norm=norm, chunks=chunks)
+    return select.mix(t["x"], net_of(t), second, tokens=t.get("tokens"), scale=scales[0], readout=scales[1], norm=norm, chunks=chunks)
 
 
 def textbook(t: Tensors, segments: Segments | None, scales: Scales) -> Tensor:

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tokmix.bench.rule import Body, Tensors, error, judge, poisoned, with_gradients  # noqa: F401  (error: for those who import this file)
+from tokmix.core.segments import Segments
 from tokmix.ops import dispatch
 from tokmix.ops.dispatch import implementation
-from tokmix.segments import Segments
 
 GPU = torch.cuda.is_available() and not dispatch.INTERPRETED
 needs_interpreter = pytest.mark.skipif(not dispatch.INTERPRETED, reason="TRITON_INTERPRET=1 is not set: test_in_the_interpreter sets it")

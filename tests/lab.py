@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tokmix.lab.settings import Settings
+from tokmix.training.settings import Settings
 
 GOOD, BAD = ("fine bright warm lovely", "dull grey cold awful")
 REST = "the a one film day road with of in house was it and so then"
@@ -57,7 +57,7 @@ def write_text(path: Path, documents: int = 60, seed: int = 0) -> Path:
 
 def train_films(folder: Path) -> Path:
     """A table and a run that has learnt it -> the folder of both."""
-    from tokmix.lab.train import run
+    from tokmix.training.train import run
 
     run(write_table(folder / "films.csv", 400), folder / "run", settings(**QUICK, train__evaluations=6), quiet=True)
     return folder

@@ -1,4 +1,4 @@
-"""What an assembler may get wrong, seen in the machine code that it made; see tokmix.ops.assembler."""
+"""What an assembler may get wrong, seen in the machine code that it made; see tokmix.ops.ptxas_workaround."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import gzip
 import random
 from pathlib import Path
 
-from tokmix.papers import rows_data
+from reproduce import rows_data
 
 WORDS = ["good", "bad", "film", "plot", "actor", "dull", "fine", "the", "a", "very", 'a "lone', "quote"]
 
@@ -30,7 +30,7 @@ def pair(chance: random.Random) -> list[str]:
 
 def write_data(folder: Path) -> Path:
     """Two made-up tables and a tokenizer in the layout of the raw data sets."""
-    from tokmix.data.tokenize import make_ready, train_tokenizer
+    from tokmix.data.prepare.tokenize import make_ready, train_tokenizer
 
     chance = random.Random(0)
     for split, count in (("train", 300), ("valid", 60)):

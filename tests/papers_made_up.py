@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokmix.papers import claims, draw, page, results
-from tokmix.papers import item as catalogue
-from tokmix.papers import needs as data_needs
-from tokmix.papers.claims import Claim
-from tokmix.papers.item import Item, Outcomes, Results
-from tokmix.papers.job import Job
+from reproduce import claims, draw, page, results
+from reproduce import datasets as data_needs
+from reproduce import item as catalogue
+from reproduce.claims import Claim
+from reproduce.item import Item, Outcomes, Results
+from reproduce.job import Job
 
 MODELS = {"hyper": 0.8, "attention": 0.7}
 
@@ -83,14 +83,14 @@ def put(folder: Path, content: dict[str, Any]) -> Path:
 
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put this paper in the place of the real ones, with its README and nothing run."""
-    module = ModuleType("tokmix.papers.hypermixer.made_up")
+    module = ModuleType("reproduce.hypermixer.made_up")
     module.ITEMS = [TABLE, FIGURE]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(catalogue, "PAPERS", {"hypermixer": ["made_up"]})
     monkeypatch.setattr(data_needs, "PAPERS", {"hypermixer": ["made_up"]})
     monkeypatch.delenv("TOKMIX_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "papers" / "hypermixer"
+    folder = tmp_path / "reproduce" / "hypermixer"
     folder.mkdir(parents=True)
     blocks = "\n".join(f"## {name}\n\n<!-- item:{name} -->\nSTALE\n<!-- /item:{name} -->\n" for name in ("table1", "figure2"))
     (folder / "README.md").write_text(f"# Made up\n\nWords.\n\n{blocks}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab import settings, write_table, write_text
-from tokmix.lab.train import run as train
+from tokmix.training.train import run as train
 
 SHORT = {"train__steps": 4, "train__evaluations": 1}
 GOOD = {"text": "a fine film"}

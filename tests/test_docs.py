@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tokmix
-from tokmix.mixer import MODES, mixer_class, options
+from tokmix.core.mixer import MODES, mixer_class, options
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))

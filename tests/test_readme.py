@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import tokmix
-from tokmix.mixer import MODES, mixer_class
+from tokmix.core.mixer import MODES, mixer_class
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab import settings
-from tokmix.lab.settings import Settings
+from tokmix.training.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 SPACE = {"train.lr": {"choice": [1e-3, 5e-3, 1e-2, 1e30]}, "model.dropout": {"uniform": [0.0, 0.5]}}  # 1e30: diverges
@@ -30,7 +30,7 @@ QUICK = {
 SLOW = """
 import os, time
 from pathlib import Path
-from tokmix.lab.engine import Engine
+from tokmix.training.engine import Engine
 step = Engine.step
 def slow(self):
     time.sleep({pause})

@@ -8,31 +8,31 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "Segments": "segments",
-    "Rows": "segments",
-    "Mixer": "mixer",
-    "Cost": "mixer",
-    "register": "mixer",
-    "create": "mixer",
-    "mixers": "mixer",
-    "RowMixer": "rowmixer",
-    "ModelConfig": "model",
-    "Model": "model",
-    "generate": "sampling",
-    "match_parameters": "budget",
-    "swap_attention": "adapt",
+    "Segments": "core.segments",
+    "Rows": "core.segments",
+    "Mixer": "core.mixer",
+    "Cost": "core.mixer",
+    "register": "core.mixer",
+    "create": "core.mixer",
+    "mixers": "core.mixer",
+    "RowMixer": "core.rowmixer",
+    "ModelConfig": "core.model",
+    "Model": "core.model",
+    "generate": "core.sampling",
+    "match_parameters": "core.budget",
+    "swap_attention": "core.adapt",
 }
 
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
-    from tokmix.adapt import swap_attention
-    from tokmix.budget import match_parameters
-    from tokmix.mixer import Cost, Mixer, create, mixers, register
-    from tokmix.model import Model, ModelConfig
-    from tokmix.rowmixer import RowMixer
-    from tokmix.sampling import generate
-    from tokmix.segments import Rows, Segments
+    from tokmix.core.adapt import swap_attention
+    from tokmix.core.budget import match_parameters
+    from tokmix.core.mixer import Cost, Mixer, create, mixers, register
+    from tokmix.core.model import Model, ModelConfig
+    from tokmix.core.rowmixer import RowMixer
+    from tokmix.core.sampling import generate
+    from tokmix.core.segments import Rows, Segments
 
 
 def __getattr__(name: str) -> Any:

@@ -1,3 +1,3 @@
-from tokmix.cli import main
+from tokmix.cli.main import main
 
 raise SystemExit(main())

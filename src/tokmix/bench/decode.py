@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tokmix.bench.clock import Call
 from tokmix.bench.session import Session, tensors_bytes
-from tokmix.mixer import Mixer, State, create, states_given_away
+from tokmix.core.mixer import Mixer, State, create, states_given_away
 
 TOKENS = 8
 BACKENDS = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokmix import plots
+from tokmix.show import plots
 
 Row = dict[str, Any]
 Series = dict[str, list[tuple[float, float]]]

@@ -16,7 +16,7 @@ from tokmix.bench.ops import best_of, linear, size_of
 from tokmix.bench.rivals import attention_layers, linear_layer
 from tokmix.bench.rule import Body, Tensors
 from tokmix.bench.session import Asked, Session, moved
-from tokmix.mixer import Mixer, create, mixer_class
+from tokmix.core.mixer import Mixer, create, mixer_class
 from tokmix.ops.dispatch import implementation
 
 WAY = "forward+backward"

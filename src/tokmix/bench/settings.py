@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tokmix.checks import at_least, one_of
+from tokmix.core.checks import at_least, one_of
 
 DTYPES = ("bfloat16", "float16", "float32")
 COMPILED = ("none", "one", "all")

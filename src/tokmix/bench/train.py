@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokmix.bench.clock import Call
 from tokmix.bench.session import Row, Session
-from tokmix.model import Model, ModelConfig
+from tokmix.core.model import Model, ModelConfig
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,15 @@ import torch
 from torch import nn
 
 from tokmix.bench.session import Session
-from tokmix.data.batches import Batch
-from tokmix.data.prepare import prepare
+from tokmix.data.batches.rows import Batch
+from tokmix.data.prepare.pipeline import prepare
 from tokmix.data.tokens import TokenFiles
-from tokmix.lab.checkpoint import Checkpoints
-from tokmix.lab.engine import Engine
-from tokmix.lab.meter import Meter
-from tokmix.lab.settings import Settings
-from tokmix.lab.task import Work
-from tokmix.lab.world import World
+from tokmix.training.checkpoint import Checkpoints
+from tokmix.training.distributed import World
+from tokmix.training.engine import Engine
+from tokmix.training.meter import Meter
+from tokmix.training.settings import Settings
+from tokmix.training.task import Work
 
 WORDS, SEED = 3000, 0
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokmix.checks import nearest
-from tokmix.data.folder import write_text
+from tokmix.core.checks import nearest
+from tokmix.runs.files import write_text
 
 NAME = "card.json"
 FORMAT = "tokmix-tokens"

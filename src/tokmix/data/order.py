@@ -6,7 +6,7 @@ and a corpus of any size is shuffled in constant memory.
 
 from __future__ import annotations
 
-from tokmix.data.extra import np
+from tokmix.core.optional import np
 
 _GOLDEN = 0x9E3779B97F4A7C15
 

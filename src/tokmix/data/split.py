@@ -12,7 +12,7 @@ import unicodedata
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from tokmix.checks import within
+from tokmix.core.checks import within
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,7 +66,7 @@ def holdout(keys: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, 
     """Row numbers (kept, held out), by the same keys: equal texts, or those of a group, stay together. For model selection within train.
 
     The keys are mixed once more: train's own keys are what `place` left over, so their plain values are not uniform."""
-    from tokmix.data.extra import np
+    from tokmix.core.optional import np
     from tokmix.data.order import mix
 
     within("share", share, 0, 1)
@@ -77,7 +77,7 @@ def holdout(keys: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, 
 def portion(rows: np.ndarray, keys: np.ndarray, share: float) -> np.ndarray:
     """That share of some row numbers, in their order: those whose keys come first in a shuffled order, so that a smaller share
     is part of a larger one. `keys` are those of all rows."""
-    from tokmix.data.extra import np
+    from tokmix.core.optional import np
     from tokmix.data.order import mix
 
     within("share", share, 0, 1)
@@ -91,7 +91,7 @@ def overlap(keys: dict[str, np.ndarray], chunk: int = 2**22) -> dict[str, int]:
     """'valid in train' -> how many rows of valid have a text that train has too; likewise for the other pairs.
 
     Only the later split's distinct keys are held in memory; train is walked through in chunks."""
-    from tokmix.data.extra import np
+    from tokmix.core.optional import np
 
     counts = {}
     names = [name for name in SPLITS if name in keys]
@@ -104,7 +104,7 @@ def overlap(keys: dict[str, np.ndarray], chunk: int = 2**22) -> dict[str, int]:
 
 def shared(keys: dict[str, np.ndarray], chunk: int = 2**22) -> int:
     """How many distinct keys stand in more than one split, likewise."""
-    from tokmix.data.extra import np
+    from tokmix.core.optional import np
 
     found = []
     names = [name for name in SPLITS if name in keys]
@@ -116,7 +116,7 @@ def shared(keys: dict[str, np.ndarray], chunk: int = 2**22) -> int:
 
 def _among(distinct: np.ndarray, keys: np.ndarray, chunk: int) -> np.ndarray:
     """[distinct] bool: which of some keys are among others, of which a chunk is held in memory at a time."""
-    from tokmix.data.extra import np
+    from tokmix.core.optional import np
 
     hit = np.zeros(len(distinct), dtype=bool)
     for start in range(0, len(keys), chunk):

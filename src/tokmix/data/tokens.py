@@ -15,8 +15,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tokmix.core.optional import np
 from tokmix.data.card import FORMAT, NAME, Card, hash_file
-from tokmix.data.extra import np
 
 TARGETS = {"classify": "int32", "regress": "float32"}
 
@@ -128,7 +128,7 @@ class TokenFiles:
         return TokenSplit(self.folder, name, self.card)
 
     def tokenizer(self) -> Any:
-        from tokmix.data.tokenize import load_tokenizer
+        from tokmix.data.prepare.tokenize import load_tokenizer
 
         return load_tokenizer(self.folder / "tokenizer.json")
 

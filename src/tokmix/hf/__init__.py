@@ -22,7 +22,14 @@ except ImportError as error:
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tokmix.hf.config import FORMAT_VERSION, TokmixConfig
-from tokmix.hf.models import MODELS, TokmixForCausalLM, TokmixForMaskedLM, TokmixForSequenceClassification, TokmixModel, load_model
+from tokmix.hf.models import (
+    MODELS,
+    TokmixForCausalLM,
+    TokmixForMaskedLM,
+    TokmixForSequenceClassification,
+    TokmixModel,
+    load_model,
+)
 from tokmix.hf.tokenizer import wrap_tokenizer
 
 __all__ = [

@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from tokmix.block import LAYOUTS
+from tokmix.core.block import LAYOUTS
+from tokmix.core.model import Model
+from tokmix.core.segments import Segments
 from tokmix.hf import cache, inputs
 from tokmix.hf.config import TokmixConfig
-from tokmix.model import Model
-from tokmix.segments import Segments
 
 HEAD = "core.head."
 _WHERE = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_map
 from transformers import Cache
 from transformers.cache_utils import STATIC_LAYER_TYPE_MAPPING, CacheLayerMixin
 
-from tokmix.mixer import State
-from tokmix.model import Model
-from tokmix.segments import Segments
+from tokmix.core.mixer import State
+from tokmix.core.model import Model
+from tokmix.core.segments import Segments
 
 LAYER_TYPE = "tokmix_mixer"
 

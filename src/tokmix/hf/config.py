@@ -10,9 +10,9 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from tokmix import stack
+from tokmix.core import stack
+from tokmix.core.model import ModelConfig
 from tokmix.hf.cache import LAYER_TYPE
-from tokmix.model import ModelConfig
 
 FORMAT_VERSION = 2
 CORE = tuple(field.name for field in fields(ModelConfig))

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokmix.checks import nearest
-from tokmix.segments import Segments
+from tokmix.core.checks import nearest
+from tokmix.core.segments import Segments
 
 
 def read_segments(

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokmix.positions import at_least_float32
-from tokmix.segments import Segments
+from tokmix.core.positions import at_least_float32
+from tokmix.core.segments import Segments
 
 IGNORE = -100
 Total = Tensor | int | float | None

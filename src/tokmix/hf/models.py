@@ -10,10 +10,10 @@ from transformers import AutoConfig, Cache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput, SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
+from tokmix.core.segments import Segments
 from tokmix.hf import inputs, loss
 from tokmix.hf.base import TokmixPreTrainedModel
 from tokmix.hf.config import TokmixConfig
-from tokmix.segments import Segments
 
 
 class TokmixModel(TokmixPreTrainedModel):

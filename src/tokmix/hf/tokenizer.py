@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from tokmix.checks import one_of
+from tokmix.core.checks import one_of
 
 # The roles of data/tokenize.py, and what Hugging Face calls them.
 NAMES = {"pad": "pad_token", "unk": "unk_token", "cls": "cls_token", "sep": "sep_token", "mask": "mask_token", "eot": "eos_token"}

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tokmix import positions
+from tokmix.core import positions
+from tokmix.core.mixer import SOFTMAX, Cost, register
+from tokmix.core.segments import Rows
 from tokmix.layers.keyvalue import KeyValueMixer, visible
-from tokmix.mixer import SOFTMAX, Cost, register
 from tokmix.ops.hyper_mix import merge_heads
-from tokmix.segments import Rows
 
 
 def _sound(q: Tensor, allowed: Tensor | None) -> AbstractContextManager[None]:

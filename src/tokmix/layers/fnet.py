@@ -15,11 +15,11 @@ import math
 import torch
 from torch import Tensor
 
-from tokmix.mixer import Cost, register
+from tokmix.core.mixer import Cost, register
+from tokmix.core.positions import at_least_float32
+from tokmix.core.rowmixer import RowMixer
+from tokmix.core.segments import Rows
 from tokmix.ops.dispatch import without_autocast
-from tokmix.positions import at_least_float32
-from tokmix.rowmixer import RowMixer
-from tokmix.segments import Rows
 
 SHORT, NARROW = 128, 1024  # up to here products are worth it: docs/fnet.md has the measurement
 

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokmix import checks, positions
+from tokmix.core import checks, positions
+from tokmix.core.mixer import GELU, NORM, Cost, State, register
+from tokmix.core.rowmixer import RowMixer
+from tokmix.core.segments import Rows
 from tokmix.layers import memory
-from tokmix.mixer import GELU, NORM, Cost, State, register
-from tokmix.rowmixer import RowMixer
-from tokmix.segments import Rows
 
 
 @register("gmlp")

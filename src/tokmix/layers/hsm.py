@@ -17,12 +17,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tokmix import checks
+from tokmix.core import checks
+from tokmix.core.mixer import GELU, SIGMOID, Cost, State, may_change_states, register
+from tokmix.core.rowmixer import RowMixer
+from tokmix.core.segments import Rows, Segments
 from tokmix.layers import memory
-from tokmix.mixer import GELU, SIGMOID, Cost, State, may_change_states, register
 from tokmix.ops import shift_mix
-from tokmix.rowmixer import RowMixer
-from tokmix.segments import Rows, Segments
 
 Schedule = Literal["ascending", "descending", "cyclic"]
 

@@ -14,12 +14,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tokmix import checks, positions
+from tokmix.core import checks, positions
+from tokmix.core.mixer import GELU, NORM, SIGMOID, Cost, State, register
+from tokmix.core.rowmixer import RowMixer
+from tokmix.core.segments import Rows, Segments
 from tokmix.layers import memory
-from tokmix.mixer import GELU, NORM, SIGMOID, Cost, State, register
 from tokmix.ops import causal_hyper_mix, hyper_mix
-from tokmix.rowmixer import RowMixer
-from tokmix.segments import Rows, Segments
 
 
 class HyperNetwork(nn.Module):

@@ -11,14 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tokmix import checks, positions
+from tokmix.core import checks, positions
+from tokmix.core.mixer import SIGMOID, Cost, State, register
+from tokmix.core.rowmixer import RowMixer
+from tokmix.core.segments import Rows
 from tokmix.layers import memory
 from tokmix.layers.shortconv import ShortConv
-from tokmix.mixer import SIGMOID, Cost, State, register
 from tokmix.ops.hyper_mix import merge_heads, split_heads
 from tokmix.ops.hyper_mlp import Bank, hyper_mlp, matmul_flops
-from tokmix.rowmixer import RowMixer
-from tokmix.segments import Rows
 
 
 class SequenceMixer(nn.Module):

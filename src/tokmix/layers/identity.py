@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tokmix.mixer import Cost, State, register
-from tokmix.rowmixer import RowMixer
-from tokmix.segments import Rows
+from tokmix.core.mixer import Cost, State, register
+from tokmix.core.rowmixer import RowMixer
+from tokmix.core.segments import Rows
 
 
 @register("identity")

@@ -7,13 +7,13 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from tokmix import checks, positions
+from tokmix.core import checks, positions
+from tokmix.core.mixer import Cost, State
+from tokmix.core.rowmixer import RowMixer
+from tokmix.core.segments import Rows
 from tokmix.layers import memory
 from tokmix.layers.shortconv import ShortConv
-from tokmix.mixer import Cost, State
 from tokmix.ops.hyper_mix import merge_heads, split_heads
-from tokmix.rowmixer import RowMixer
-from tokmix.segments import Rows
 
 
 def visible(query_at: Tensor, keys: int, causal: bool, window: int | None, key_rows: Rows | None) -> Tensor | None:

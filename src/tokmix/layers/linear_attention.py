@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from tokmix import checks, positions
-from tokmix.mixer import Cost, State, register
+from tokmix.core import checks, positions
+from tokmix.core.mixer import Cost, State, register
+from tokmix.core.rowmixer import RowMixer
+from tokmix.core.segments import Rows
 from tokmix.ops import linear_attention as op
 from tokmix.ops.hyper_mix import merge_heads, split_heads
-from tokmix.rowmixer import RowMixer
-from tokmix.segments import Rows
 
 
 @register("linear_attention")

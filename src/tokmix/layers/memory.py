@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokmix.segments import Rows
+from tokmix.core.segments import Rows
 
 
 def start(batch: int, like: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tokmix.core.mixer import Cost, register
 from tokmix.layers.keyvalue import KeyValueMixer
-from tokmix.mixer import Cost, register
 from tokmix.ops.hyper_mlp import relu_of_normalised
 
 

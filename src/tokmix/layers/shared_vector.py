@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokmix import checks
-from tokmix.mixer import GELU, NORM, Cost, register
-from tokmix.rowmixer import RowMixer
-from tokmix.segments import Rows
+from tokmix.core import checks
+from tokmix.core.mixer import GELU, NORM, Cost, register
+from tokmix.core.rowmixer import RowMixer
+from tokmix.core.segments import Rows
 
 
 @register("shared_vector")

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tokmix import checks
-from tokmix.ops import assembler
+from tokmix.core import checks
+from tokmix.ops import ptxas_workaround
 
 IMPLEMENTATIONS = ("reference", "triton")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -87,7 +87,7 @@ def _room(kind: str, index: int | None) -> int:
     if kind != "cuda" or not torch.cuda.is_available():
         return H100
     properties = torch.cuda.get_device_properties(index)
-    if torch.version.hip or properties.major < 8 or (properties.major == 9 and HAS_TRITON and not assembler.choose()):
+    if torch.version.hip or properties.major < 8 or (properties.major == 9 and HAS_TRITON and not ptxas_workaround.choose()):
         return 0
     return int(getattr(properties, "shared_memory_per_block_optin", ANY_GPU))
 

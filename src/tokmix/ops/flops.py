@@ -12,14 +12,14 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from tokmix.ops.causal_hyper_mix import flops as _causal_hyper_mix  # noqa: F401  (its formulas)
-from tokmix.ops.hyper_mix import library as _hyper_mix  # noqa: F401  (defines the ops)
-from tokmix.ops.hyper_mix import short_library as _short_hyper_mix  # noqa: F401
-from tokmix.ops.hyper_mix import wide_library as _wide_hyper_mix  # noqa: F401
+from tokmix.ops.hyper_mix import op as _hyper_mix  # noqa: F401  (defines the ops)
+from tokmix.ops.hyper_mix import short_op as _short_hyper_mix  # noqa: F401
+from tokmix.ops.hyper_mix import wide_op as _wide_hyper_mix  # noqa: F401
 from tokmix.ops.hyper_mlp import flops as _hyper_mlp  # noqa: F401  (its formulas)
-from tokmix.ops.shift_mix import library as _shift_mix  # noqa: F401
-from tokmix.ops.shift_mix import matrix_library as _matrix_shift_mix  # noqa: F401
-from tokmix.ops.shift_mix import step_library as _shift_step  # noqa: F401
-from tokmix.ops.short_conv import library as _short_conv  # noqa: F401
+from tokmix.ops.shift_mix import matrix_op as _matrix_shift_mix  # noqa: F401
+from tokmix.ops.shift_mix import op as _shift_mix  # noqa: F401
+from tokmix.ops.shift_mix import step_op as _shift_step  # noqa: F401
+from tokmix.ops.short_conv import op as _short_conv  # noqa: F401
 
 Shape = tuple[int, ...]
 

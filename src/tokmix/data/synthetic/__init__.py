@@ -12,7 +12,7 @@ from __future__ import annotations
 import typing
 from dataclasses import fields
 
-from tokmix import checks
+from tokmix.core import checks
 from tokmix.data.synthetic.compression import Compression
 from tokmix.data.synthetic.copying import SelectiveCopying
 from tokmix.data.synthetic.fuzzy import FuzzyRecall

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokmix.data.extra import np
+from tokmix.core.optional import np
 from tokmix.data.order import mix
 
 

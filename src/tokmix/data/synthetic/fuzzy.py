@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tokmix import checks
-from tokmix.data.extra import np
-from tokmix.data.mask import IGNORE
+from tokmix.core import checks
+from tokmix.core.optional import np
+from tokmix.data.batches.mask import IGNORE
 from tokmix.data.synthetic.draws import Draws, repeated
 from tokmix.data.synthetic.recall import InContextRecall
 from tokmix.data.synthetic.task import Examples, Learns, Task, ask_next

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tokmix.data.extra import np
-from tokmix.data.mask import IGNORE
+from tokmix.core.optional import np
+from tokmix.data.batches.mask import IGNORE
 from tokmix.data.synthetic.draws import Draws
 from tokmix.data.synthetic.task import Task, even
 

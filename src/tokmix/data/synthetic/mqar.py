@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from tokmix import checks
-from tokmix.data.extra import np
-from tokmix.data.mask import IGNORE
+from tokmix.core import checks
+from tokmix.core.optional import np
+from tokmix.data.batches.mask import IGNORE
 from tokmix.data.synthetic.draws import Draws
 from tokmix.data.synthetic.task import Task, even
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tokmix import checks
-from tokmix.data.extra import np
+from tokmix.core import checks
+from tokmix.core.optional import np
 from tokmix.data.synthetic.draws import Draws, repeated
 from tokmix.data.synthetic.task import FEWER, Learns, Task, ask_next, even
 

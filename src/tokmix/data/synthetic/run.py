@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokmix import checks
-from tokmix.data.mask import IGNORE
+from tokmix.core import checks
+from tokmix.core.model import Model, ModelConfig
+from tokmix.core.positions import PositionCode, count
+from tokmix.core.seeds import seeded
+from tokmix.data.batches.mask import IGNORE
 from tokmix.data.synthetic.task import Examples, Task
-from tokmix.model import Model, ModelConfig
-from tokmix.positions import PositionCode, count
-from tokmix.seeds import seeded
 
 LOWEST_RATE = 1e-6
 

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from tokmix import checks
-from tokmix.data.extra import np
-from tokmix.data.mask import IGNORE
+from tokmix.core import checks
+from tokmix.core.optional import np
+from tokmix.data.batches.mask import IGNORE
 from tokmix.data.synthetic.draws import Draws
 
 BLOCK = 1024  # rows made at a time: bounds memory, changes nothing

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from tokmix.ops.causal_hyper_mix import block_library as _block_library  # noqa: F401
-from tokmix.ops.causal_hyper_mix import library as _library  # noqa: F401  (defines the ops)
+from tokmix.ops.causal_hyper_mix import block_op as _block_library  # noqa: F401
+from tokmix.ops.causal_hyper_mix import op as _library  # noqa: F401  (defines the ops)
 
 Shape = tuple[int, ...]
 

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from tokmix.ops.convolve import PIECE
 from tokmix.ops.convolve import triton as kernels
 from tokmix.ops.dispatch import INTERPRETED
-from tokmix.ops.quick import on_its_device
+from tokmix.ops.fast_call import on_its_device
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
 ROWS, SUM = (64, 256) if not INTERPRETED else (256, 4096)  # tokens of a tile, numbers of a sum

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokmix.ops.quick import unwatched
+from tokmix.ops.fast_call import unwatched
 
 LONGEST = 64  # tokens beyond which making a state again costs more than reading it
 WORTH = 2**25  # bytes of all hidden states: fewer are in the caches anyway

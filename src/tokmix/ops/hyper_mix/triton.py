@@ -7,7 +7,7 @@ With H_i = GELU(x U_i + b_i), W_i = H_i V_i + c_i and G the hidden state after i
     output   z = W_2 G = H_2 Q + r                                        H_2 recomputed from x, never stored
 
 A bias is always the last row of its matrix: [M; m], [Q; r] and their gradients are [e + 1, e] blocks. The backward
-kernels recompute H_i from x. Sequences are cut into pieces (`tokmix.places.Chunks`); a piece and a head make a
+kernels recompute H_i from x. Sequences are cut into pieces (`tokmix.core.token_offsets.Chunks`); a piece and a head make a
 program, and sums over pieces are added up after, without atomics.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from tokmix.ops.hyper_mlp import library as _library  # noqa: F401  (defines the ops)
+from tokmix.ops.hyper_mlp import op as _library  # noqa: F401  (defines the ops)
 
 Shape = tuple[int, ...]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from tokmix.ops.dispatch import forced
+from tokmix.ops.fast_call import unwatched
 from tokmix.ops.inplace import weighted
-from tokmix.ops.quick import unwatched
 
 
 def fits(x: Tensor, weights: list[Tensor], shifts: tuple[int, ...], places: Tensor | None) -> bool:

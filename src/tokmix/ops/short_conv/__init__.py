@@ -1,5 +1,5 @@
 """A short causal convolution over tokens, one filter a channel."""
 
-from tokmix.ops.short_conv.choice import short_conv
+from tokmix.ops.short_conv.select import short_conv
 
 __all__ = ["short_conv"]

@@ -1,0 +1,5 @@
+"""The command line. `tokmix = tokmix.cli:main` is the entry point."""
+
+from tokmix.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import argparse
+
+from tokmix.cli.commands.common import add_data, add_imports, add_model
+
+READING = ("text", "label", "split_column", "header", "format", "pattern", "encoding")
+FORMATS = ("csv", "tsv", "jsonl", "parquet", "txt")
+ABOUT = "the figures of a trained model on data"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add_data(parser)
+    parser.add_argument("--split", choices=["train", "valid", "test"], default=None, help="default: test, else valid, else what is there")
+    parser.add_argument("--text", default=None, help="text column, or two for a pair (default: those of training)")
+    parser.add_argument("--label", default=None, help="column of the class or score (default: that of training)")
+    parser.add_argument("--split-column", default=None, help="column that says train, valid or test (default: that of training, or split)")
+    parser.add_argument("--header", default=None, help="names of the columns of a file without a header line (default: as in training)")
+    parser.add_argument("--format", choices=FORMATS, default=None, help="of the files (default: told by the name, or as in training)")
+    parser.add_argument("--pattern", default=None, help="which files of a folder, for instance *.py (default: as in training)")
+    parser.add_argument("--encoding", default=None, help="of the files (default: as in training)")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    add_imports(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from tokmix.training.distributed import check_alone
+    from tokmix.training.evaluate import run as evaluate
+
+    check_alone("eval is one process")
+
+    reading = {name: getattr(options, name) for name in READING}
+    evaluate(options.model, options.data, split=options.split, as_json=options.json, imports=options.imports, **reading)
+    return 0

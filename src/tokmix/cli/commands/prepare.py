@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import argparse
+
+from tokmix.cli.arguments import add_settings, said
+from tokmix.data.prepare.settings import PrepareSettings
+
+ABOUT = "text -> token files, a tokenizer and a card"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    kinds = "csv, tsv, jsonl, json, parquet, txt (also .gz), a folder of those, folders of texts by class, or a hub name"
+    parser.add_argument("data", metavar="DATA", help=kinds)
+    parser.add_argument("--out", required=True, help="new folder for what is written")
+    add_settings(parser, PrepareSettings)
+
+
+def run(options: argparse.Namespace) -> int:
+    from tokmix.data.prepare.pipeline import prepare
+
+    print(prepare(options.data, options.out, **said(options, PrepareSettings)).summary())
+    print(f"written to {options.out}")
+    return 0

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tokmix.cli.arguments import add_settings, said
+from tokmix.cli.commands.common import add_data, add_imports
+from tokmix.training.settings import GROUPS
+
+WARM_UP = 30  # epochs of --pretrain
+ABOUT = "a table or a pile of text -> a trained, saved, usable model"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_data(parser)
+    parser.add_argument("--out", required=True, help="new folder for the model, the checkpoints and the log")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    add_imports(parser)
+    add_train_settings(parser)
+
+
+def add_train_settings(parser: argparse.ArgumentParser) -> None:
+    """--config, every setting of a run by its full name, and short names of the usual ones."""
+    parser.add_argument("--config", help="a .json or .yaml file of settings, or the name of a recipe")
+    for short, name, read in (("--stack", "model.stack", str), ("--seed", "train.seed", int), ("--minutes", "train.minutes", float)):
+        parser.add_argument(short, dest=name, type=read, default=argparse.SUPPRESS, help=f"short for --{name}", metavar="VALUE")
+    parser.add_argument(
+        "--pretrain", dest="train.pretrain", action="store_const", const=WARM_UP, default=argparse.SUPPRESS,
+        help=f"short for --train.pretrain {WARM_UP}",
+    )  # fmt: skip
+    for group, settings in GROUPS.items():
+        add_settings(parser, settings, f"{group}.")
+
+
+def train_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What of those stood on the command line, by full name."""
+    given: dict[str, Any] = {}
+    for group, settings in GROUPS.items():
+        given |= said(options, settings, f"{group}.")
+    return given
+
+
+def run(options: argparse.Namespace) -> int:
+    from tokmix.training.settings import Settings
+    from tokmix.training.train import run as train
+
+    settings = Settings.of(options.config, train_settings(options))
+    train(options.data, options.out, settings, resume=options.resume, imports=options.imports)
+    return 0

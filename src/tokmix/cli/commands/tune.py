@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import argparse
+
+from tokmix.cli.commands.common import add_data, add_imports
+from tokmix.cli.commands.train import add_train_settings, train_settings
+
+ABOUT = "random search over settings of train, on one machine or many; what to expect of n trials"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_data(parser)
+    parser.add_argument("--out", required=True, help="folder for the trials; the same command joins the search that is there")
+    parser.add_argument("--trials", type=int, default=20, help="search until so many are finished (default: %(default)s)")
+    parser.add_argument(
+        "--space",
+        metavar="FILE",
+        help='a .json or .yaml file, {"train.lr": {"loguniform": [1e-4, 1e-2]}}: uniform, loguniform, int or choice for each setting'
+        " (default: train.lr loguniform from 1e-8 to 0.1, model.dropout uniform from 0 to 0.5)",
+    )
+    parser.add_argument("--workers", type=int, default=None, help="trials at a time (default: one a GPU, else one a core, at most 8)")
+    parser.add_argument("--threads", type=int, default=1, help="of each trial (default: %(default)s)")
+    parser.add_argument("--storage", metavar="URL", help="postgresql://user@host/database, for many machines (default: a journal file)")
+    parser.add_argument("--study", metavar="NAME", help="with --storage: name of the study in the database (default: the folder's)")
+    parser.add_argument(
+        "--patience",
+        type=int,
+        help="with --storage: seconds without a sign of life after which a worker counts as dead (default: 60)",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with a study; an error where there is none")
+    add_imports(parser)
+    add_train_settings(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from tokmix.study.tune.search import run as search
+    from tokmix.study.tune.space import Space
+    from tokmix.training.settings import Settings
+
+    given, space = train_settings(options), Space.read(options.space)
+    for name in given:
+        if name in space.ranges:
+            raise ValueError(f"--{name} {given[name]} is set, but the space searches it: leave it out, or give a --space without it")
+    told = {name: getattr(options, name) for name in ("trials", "workers", "threads", "storage", "study", "patience", "resume", "imports")}
+    search(options.data, options.out, Settings.of(options.config, given), space=space, **told)
+    return 0

@@ -1,0 +1,121 @@
+"""The lab from end to end on text that is already here: which package of Python's standard library does a snippet come from?
+
+OUT/stdlib/
+    snippets.jsonl               text, label, split, and the file it comes from
+    data/                        token files, as `tokmix prepare` writes them
+    hypermixer/, transformer/    runs, as `tokmix train` writes them; model/ in each is a model folder
+    report.html                  both of them on one page, with maps of who reads whom
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from tokmix.cli.demo import snippets
+from tokmix.core.budget import match_parameters
+from tokmix.data.prepare.pipeline import prepare
+from tokmix.data.tokens import TokenFiles
+from tokmix.pages import report
+from tokmix.study.summary import table
+from tokmix.training import baseline, model_folder
+from tokmix.training.engine import Interrupted
+from tokmix.training.predict import Predictor
+from tokmix.training.report import clock
+from tokmix.training.settings import Settings
+from tokmix.training.task import Work
+from tokmix.training.train import run
+
+FOLDER, MARK = "stdlib", ".tokmix-demo"
+VOCAB, LENGTH = 4096, 256
+GIVEN = {"model.dim": 64, "train.lr": 3e-3, "train.epochs": 6, "train.evaluations": 6, "train.final": "test"}
+HYPERMIXER, TRANSFORMER = "hypermixing(hidden=32)*2", "attention(heads=4)*2"
+
+
+def main(out: str | Path = "out/demo", seed: int = 0, most: int | None = None) -> dict[str, Any]:
+    """Prepare, train both, print what came of it; `most`: snippets a class, where fewer will do. -> the records of both runs"""
+    began, folder = time.monotonic(), Path(out) / FOLDER
+    with _fresh(folder):
+        root = snippets.standard_library()
+        found = snippets.collect(root, most)
+        print(f"Which package does a snippet come from? {len(found):,} snippets of {snippets.LINES} lines from {root}", flush=True)
+        snippets.write(folder / "snippets.jsonl", found)
+        print(prepare(folder / "snippets.jsonl", folder / "data", vocab=VOCAB, max_len=LENGTH).summary(), flush=True)
+        asked = _equal(folder / "data", GIVEN | {"train.seed": seed})
+        records = {name: _train(name, folder, settings) for name, settings in asked.items()}
+        _tell(records)
+        _predict(folder, found)
+        page = report.write([folder / name for name in records], folder / "report.html")
+    _paths(folder)
+    print(f"report          {page}")
+    print(f"{clock(time.monotonic() - began)} in all")
+    return records
+
+
+@contextmanager
+def _fresh(folder: Path) -> Iterator[None]:
+    """A new folder; what an earlier demo left there gives way, nothing else does. Stopped half way it stays, for the next demo."""
+    if folder.exists() or folder.is_symlink():
+        if not (folder / MARK).is_file():
+            raise ValueError(f"{folder} exists and is not of an earlier demo; nothing is overwritten: name another folder with --out")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    (folder / MARK).write_text("written by `tokmix demo`, which may replace this folder\n", encoding="utf-8")
+    try:
+        yield
+    except Interrupted:
+        raise KeyboardInterrupt(f"stopped; the next demo starts anew, and replaces {folder}") from None
+
+
+def _equal(data: Path, given: dict[str, Any]) -> dict[str, Settings]:
+    """Settings of both: the same but for the mixer, and the feed-forward width that makes them equal in parameters."""
+    plain = Settings.of(None, given | {"model.stack": TRANSFORMER})
+    files = TokenFiles(data)
+    wanted = Work(files, plain).config
+    config = match_parameters(Work(files, Settings.of(None, given | {"model.stack": HYPERMIXER})).config, wanted)
+    matched = {"model.stack": HYPERMIXER, "model.feed_forward": config.feed_forward, "train.baseline": False}
+    return {"hypermixer": Settings.of(None, given | matched), "transformer": plain}
+
+
+def _train(name: str, folder: Path, settings: Settings) -> dict[str, Any]:
+    """Progress is shown, what a run says of itself is not: it is told of both together."""
+    print(f"\ntraining the {name}: {settings.model.stack}, width {settings.model.dim}", flush=True)
+    with redirect_stdout(io.StringIO()):
+        return run(folder / "data", folder / name, settings)
+
+
+def _tell(records: dict[str, dict[str, Any]]) -> None:
+    length = records["hypermixer"]["cost"]["length"]
+    rows = [["", "accuracy", "parameters", f"FLOPs, {length} tokens", "time"]]
+    for name, record in records.items():
+        cost = record["cost"]
+        rows.append([name, f"{record['figures']['accuracy']:.4f}", f"{cost['parameters']:,}", f"{cost['flops']:,}", clock(cost["seconds"])])
+    bag = records["transformer"]["baseline"]
+    if bag is not None:
+        rows.append(["bag of words", f"{bag['accuracy']:.4f}", f"{bag['features']:,} features", "-", clock(bag["seconds"])])
+    count = records["hypermixer"]["figures"]["rows"]
+    print(f"\n{count:,} snippets of files that none of them was trained on, {len(snippets.PACKAGES)} classes of equal size\n{table(rows)}")
+    if bag is None:
+        print(baseline.ABSENT)
+
+
+def _predict(folder: Path, found: list[snippets.Snippet]) -> None:
+    one = next(snippet for snippet in found if snippet.split == "test" and snippet.label == snippets.PACKAGES[0])
+    answer = next(Predictor(model_folder.load(folder / "hypermixer"))([one.text]))
+    print(f"\nA snippet of {one.file}:\n{textwrap.indent(one.text, '    ')}")
+    print(f"predicted: {answer['label']} with probability {answer['probabilities'][answer['label']]:.2f}; right is {one.label}")
+
+
+def _paths(folder: Path) -> None:
+    model = folder / "hypermixer" / "model"
+    print(f"\nsnippets        {folder / 'snippets.jsonl'}\ntoken files     {folder / 'data'}")
+    for name in ("hypermixer", "transformer"):
+        print(f"{name:<15} {folder / name / 'model'}, learning curve {folder / name / 'curve.png'}")
+    print(f"try: tokmix predict {model} {json.dumps('await loop.run_in_executor(None, task)')}")

@@ -1,0 +1,65 @@
+"""The command line: finds the command, runs it, and says in one line what did not work."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from tokmix.cli.commands import COMMANDS
+from tokmix.core.checks import nearest
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 = done, 1 = something given does not work (one line says what), 2 = the command line cannot be read."""
+    given = sys.argv[1:] if arguments is None else arguments
+    parser = _parser(given)
+    options, unknown = parser.parse_known_args(given)
+    if unknown:
+        parser.error(f"{options.command} has no argument {unknown[0]!r}{nearest(unknown[0], options.known)}")
+    try:
+        code = options.run(options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read it, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
+        return 0
+    except (ValueError, OSError, ImportError) as error:
+        print(f"tokmix {options.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as error:
+        print(f"tokmix {options.command}: {str(error) or 'interrupted'}", file=sys.stderr)
+        return 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what cannot be read, without the usage, which is a page of some commands."""
+
+    given: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("the following arguments are required"):  # what was given instead may be one of them, mistyped
+            names = [word.split("=")[0] for word in self.given]
+            strange = next((name for name in names if name.startswith("--") and name not in self._option_string_actions), None)
+            message += "" if strange is None else f"; there is no {strange!r}{nearest(strange, options_of(self))}"
+        self.exit(2, f"{self.prog}: {message} (`{self.prog} --help` tells all)\n")
+
+
+def options_of(parser: argparse.ArgumentParser) -> list[str]:
+    return [name for name in parser._option_string_actions if name.startswith("--")]
+
+
+def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
+    parser = _Parser(prog="tokmix", description="Token mixing at low cost: a library and a lab.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        command = importlib.import_module(f"tokmix.cli.commands.{name}")
+        about = command.ABOUT
+        made = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", allow_abbrev=False)
+        command.add(made)
+        made.set_defaults(run=command.run, known=options_of(made))
+        made.given = given
+    return parser

@@ -1,0 +1,153 @@
+"""A mixer where nn.MultiheadAttention was, in torch's own Transformer encoder layers.
+
+The one place where masks are inverted: torch's padding masks say True = ignore, ours True = real token. A mask that
+the mixer cannot honour is an error, never ignored.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokmix.core import stack
+from tokmix.core.mixer import Mixer, create
+from tokmix.core.segments import Segments
+
+
+class _LastSegments:
+    """All layers of an encoder are given one and the same padding mask: read it once."""
+
+    def __init__(self) -> None:
+        self.mask: weakref.ref[Tensor] | None = None
+        self.version = -1
+        self.segments: Segments | None = None
+
+    def of(self, mask: Tensor) -> Segments:
+        if mask.is_inference():  # it does not say when it is changed
+            return Segments.from_mask(~_blocked(mask, "key_padding_mask"))
+        known = self.mask() if self.mask is not None else None
+        if known is not mask or self.version != mask._version or self.segments is None:
+            self.segments = Segments.from_mask(~_blocked(mask, "key_padding_mask"))
+            self.mask, self.version = weakref.ref(mask), mask._version
+        return self.segments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles start afresh: the mask is somebody else's."""
+        return _LastSegments, ()
+
+
+def _blocked(mask: Tensor, what: str) -> Tensor:
+    """torch's masks as bool, True = not to be seen; torch itself turns bool masks into 0 and -inf on the way."""
+    if mask.dtype == torch.bool:
+        return mask
+    blocked = mask == -torch.inf
+    if bool((mask[~blocked] != 0).any()):
+        raise ValueError(f"{what} holds numbers other than 0 and -inf; a mixer can leave tokens out, but not weigh their scores")
+    return blocked
+
+
+class MixerAttention(nn.Module):
+    """A mixer with the call signature of nn.MultiheadAttention; it returns no attention weights (None)."""
+
+    # What torch's encoder layers look at before they bypass their own attention module: this keeps them from it.
+    _qkv_same_embed_dim = False
+    in_proj_bias = None
+
+    def __init__(self, mixer: Mixer, batch_first: bool, num_heads: int, last: _LastSegments | None = None):
+        super().__init__()
+        self.mixer, self.batch_first = mixer, batch_first
+        self.embed_dim, self.num_heads = mixer.dim, num_heads
+        self._last = last if last is not None else _LastSegments()
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:
+        if query.is_nested:
+            raise ValueError(f"mixer {self.mixer.kind!r} was given a nested tensor; pad it and pass a key_padding_mask")
+        crossed = key is not query or value is not query
+        self._check_mask(attn_mask, is_causal, query)
+        x, keys, values = (self._inward(t) for t in (query, key, value))
+        if key_padding_mask is not None and key_padding_mask.dim() == 1:
+            key_padding_mask = key_padding_mask[None]
+        segments = None if key_padding_mask is None else self._last.of(key_padding_mask)
+        y = self.mixer(x, keys=keys, values=values, key_segments=segments) if crossed else self.mixer(x, segments)
+        if query.dim() == 2:
+            return y[0], None
+        return (y if self.batch_first else y.transpose(0, 1)), None
+
+    def _inward(self, x: Tensor) -> Tensor:
+        """To [B, T, D]; torch also takes one sequence without a batch, [T, D]."""
+        if x.dim() == 2:
+            return x[None]
+        return x if self.batch_first else x.transpose(0, 1)
+
+    def _check_mask(self, attn_mask: Tensor | None, is_causal: bool, query: Tensor) -> None:
+        if attn_mask is None and not is_causal:
+            return
+        if not self.mixer.causal:
+            raise ValueError(
+                f"mixer {self.mixer.kind!r} was made with causal=False and cannot honour an attention mask; swap it in with causal=True"
+            )
+        if attn_mask is None:
+            return
+        T = query.shape[-2] if query.dim() == 2 or self.batch_first else query.shape[0]
+        causal = torch.ones(T, T, dtype=torch.bool, device=attn_mask.device).triu(1)
+        blocked = _blocked(attn_mask, "attn_mask")
+        if blocked.shape[-2:] != causal.shape or not bool((blocked == causal).all()):
+            shape = list(attn_mask.shape)
+            raise ValueError(f"mixer {self.mixer.kind!r} can honour the plain causal mask alone, not this attn_mask of shape {shape}")
+
+
+def swap_attention(module: nn.Module, mixer: str, *, causal: bool, max_len: int) -> nn.Module:
+    """Put a mixer, written as in a stack ('hypermixing(heads=4)'), in place of each nn.MultiheadAttention inside an
+    nn.TransformerEncoder, an nn.TransformerEncoderLayer or a module of your own that holds them. Changes the module
+    and returns it; the attention's weights are gone, and so is the dropout of its scores: mixers have none."""
+    specs = stack.parse(mixer)
+    if len(specs) != 1:
+        raise ValueError(f"swap_attention takes one mixer for all layers, not the stack {mixer!r}")
+    decoders = (nn.TransformerDecoder, nn.TransformerDecoderLayer)
+    if any(isinstance(part, decoders) for part in module.modules()):
+        raise ValueError("swap_attention cannot swap a torch decoder: its self-attention is causal and its cross-attention is not")
+    last, spec = _LastSegments(), specs[0]
+
+    def make(attention: nn.MultiheadAttention, layer: int) -> MixerAttention:
+        if not attention._qkv_same_embed_dim:
+            raise ValueError(
+                f"attention with kdim={attention.kdim}, vdim={attention.vdim} beside embed_dim={attention.embed_dim} cannot be swapped"
+            )
+        for name, set_so in (("add_bias_kv", attention.bias_k is not None), ("add_zero_attn", attention.add_zero_attn)):
+            if set_so:
+                raise ValueError(f"attention with {name}=True cannot be swapped: a mixer adds no token of its own to the keys")
+        made = create(spec.name, attention.embed_dim, causal=causal, max_len=max_len, layer=layer, **spec.options)
+        made = made.to(attention.out_proj.weight)  # device and dtype
+        return MixerAttention(made, attention.batch_first, attention.num_heads, last).train(attention.training)
+
+    if isinstance(module, nn.MultiheadAttention):
+        return make(module, 0)
+    found = [
+        (parent, name, child)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.MultiheadAttention)
+    ]
+    if not found:
+        raise ValueError(f"{type(module).__name__} holds no nn.MultiheadAttention to swap")
+    shared = dict.fromkeys(child for _, _, child in found)  # one that stands in several places stays one
+    made = {child: make(child, layer) for layer, child in enumerate(shared)}  # all before any is put in place
+    for parent, name, child in found:
+        setattr(parent, name, made[child])
+    for part in module.modules():
+        if isinstance(part, nn.TransformerEncoder):  # or it would turn padded batches into nested tensors in eval
+            part.enable_nested_tensor = part.use_nested_tensor = False
+    return module

@@ -1,0 +1,68 @@
+"""Equal parameters: the config whose feed-forward width, or hypernetwork size, meets a parameter budget."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from tokmix.core import stack
+from tokmix.core.mixer import options
+from tokmix.core.model import Model, ModelConfig
+
+TOLERANCE = 0.005
+
+
+def parameter_count(config: ModelConfig) -> int:
+    with torch.device("meta"):
+        return Model(config).parameter_count()
+
+
+def match_parameters(config: ModelConfig, target: int | ModelConfig) -> ModelConfig:
+    """`config` with the feed-forward width that brings it within 0.5 % of `target` parameters (a number, or another
+    config's count). Without a feed-forward the mixers' hidden size is set instead, where they have one."""
+    goal = parameter_count(target) if isinstance(target, ModelConfig) else target
+    if isinstance(goal, bool) or not isinstance(goal, int) or goal < 1:
+        shown = f"={goal!r}" if isinstance(goal, (int, float, str)) else f" of type {type(goal).__name__}"
+        raise ValueError(f"target{shown} is neither a number of parameters nor a ModelConfig")
+    unit = 1 if config.feed_forward else _hidden_unit(config)
+    base, slope = _line(config, unit)
+    size = max(1, round((goal - base) / slope)) if slope else 1
+    best = _sized(config, size * unit)
+    reached = parameter_count(best)
+    if abs(reached - goal) > TOLERANCE * goal:
+        what = "feed-forward width" if config.feed_forward else "hidden size"
+        raise ValueError(
+            f"no {what} brings {config.stack!r} within 0.5 % of {goal:,} parameters; the nearest reachable count is {reached:,}"
+        )
+    return best
+
+
+def _line(config: ModelConfig, unit: int) -> tuple[int, int]:
+    """Parameters grow linearly with the size: the count at size 0, and per unit."""
+    one, two = (parameter_count(_sized(config, n * unit)) for n in (1, 2))
+    return 2 * one - two, two - one
+
+
+def _sized(config: ModelConfig, size: int) -> ModelConfig:
+    if config.feed_forward:
+        return replace(config, feed_forward=size)
+    specs = [_with_hidden(spec, size) for spec in stack.parse(config.stack)]
+    return replace(config, stack=stack.unparse(specs))
+
+
+def _has_hidden(spec: stack.Spec) -> bool:
+    return "hidden" in options(spec.name) and (spec.name != "hsm" or spec.options.get("variant") == "fusion")
+
+
+def _with_hidden(spec: stack.Spec, size: int) -> stack.Spec:
+    return stack.Spec(spec.name, {**spec.options, "hidden": size}) if _has_hidden(spec) else spec
+
+
+def _hidden_unit(config: ModelConfig) -> int:
+    """The hidden size goes in steps that every mixer's heads divide."""
+    specs = [spec for spec in stack.parse(config.stack) if _has_hidden(spec)]
+    if not specs:
+        raise ValueError(f"{config.stack!r} has no feed-forward and no mixer with a hidden size: there is nothing to resize")
+    return math.lcm(*(spec.options.get("heads", 1) for spec in specs))

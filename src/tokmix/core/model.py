@@ -1,0 +1,284 @@
+"""One model for all mixers: embed -> layers -> norm -> head.
+
+ids [B, T] ── embedding + position ──> x [B, T, D] ── layer ── ... ── layer ── norm ──> head
+    lm, mlm   [B, T, vocab]
+    classify  [S, classes], one row a sequence (B of them unless packed), after pooling
+    regress   [S]
+    none      [B, T, D]
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tokmix.core import checks, stack
+from tokmix.core.block import LAYOUTS, NORMS, FeedForward, Layer, make_norm
+from tokmix.core.features import LONGEST, Features
+from tokmix.core.mixer import NORM, Cost, State, check_options, create
+from tokmix.core.positions import PositionCode, count, within
+from tokmix.core.segments import Rows, Segments, check_segments
+
+HEADS = ("classify", "regress", "lm", "mlm", "none")
+POOLINGS = ("mean", "max", "first")
+POSITIONS = ("none", "learned", "sinusoidal")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """stack              the mixers, bottom first: 'hsm*3, attention(heads=8)'
+    causal             whether a token may only see what came before; lm needs it
+    max_len            the longest sequence; a bound for what owns length-sized weights, a hint for HSM's shifts
+    classes            outputs of head classify
+    layout             pre, serialized, post, rezero, parallel (drawn in block.py)
+    norm               layer or rms
+    feed_forward       inner width; 'auto' = 2 dim; 0 or None = no feed-forward (token mixing only)
+    feed_forward_kind  gelu or swiglu
+    dropout            at each layer's input
+    positions          code added to the embedding: sinusoidal, learned, none
+    pooling            mean, max or first token of each sequence, for classify and regress
+    tie                lm and mlm: the output matrix is the embedding
+    embedding_std      of the embedding's fresh weights, which are multiplied by its inverse as they are read: words begin at scale 1,
+                       and the smaller it is, the fewer steps AdamW takes to move them. As an output matrix they want to be small, too.
+    ladder             what counts a mixer's place: kind = the mixers of its own name, stack = all of them
+    ngrams, buckets    embeddings of n-grams up to this n, hashed into so many; separator: the id between the two texts of a
+                       pair, which are then compared token by token (features.py). For models that see both directions.
+    """
+
+    stack: str
+    dim: int
+    vocab: int
+    head: str
+    causal: bool
+    max_len: int
+    classes: int = 2
+    layout: str = "pre"
+    norm: str = "layer"
+    feed_forward: int | str | None = "auto"
+    feed_forward_kind: str = "gelu"
+    dropout: float = 0.0
+    positions: str = "sinusoidal"
+    pooling: str = "mean"
+    tie: bool = True
+    embedding_std: float = 0.02
+    ladder: str = "kind"
+    ngrams: int = 1
+    buckets: int = 32768
+    separator: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "vocab", "max_len", "classes"):
+            checks.at_least(name, getattr(self, name), 1)
+        for name, known in (
+            ("head", HEADS),
+            ("layout", LAYOUTS),
+            ("norm", NORMS),
+            ("feed_forward_kind", FeedForward.kinds),
+            ("positions", POSITIONS),
+            ("pooling", POOLINGS),
+            ("ladder", ("kind", "stack")),
+        ):
+            checks.one_of(name, getattr(self, name), known)
+        for name in ("causal", "tie"):
+            checks.typed(name, getattr(self, name), bool)
+        checks.typed("embedding_std", self.embedding_std, float)
+        if not 0 < self.embedding_std < float("inf"):
+            raise ValueError(f"embedding_std={self.embedding_std} should be a finite number above 0")
+        checks.typed("dropout", self.dropout, float)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} should be at least 0 and below 1")
+        self._check_features()
+        if self.head == "lm" and not self.causal:
+            raise ValueError("head='lm' predicts the next token and needs causal=True; for both directions there is head='mlm'")
+        width = 2 * self.dim if self.feed_forward == "auto" else 0 if self.feed_forward is None else self.feed_forward
+        checks.at_least("feed_forward", width, 0)
+        object.__setattr__(self, "feed_forward", width)
+        specs = stack.parse(self.stack)
+        for spec in specs:
+            check_options(spec.name, spec.options)
+        object.__setattr__(self, "stack", stack.unparse(specs))
+
+    def _check_features(self) -> None:
+        checks.at_least("ngrams", self.ngrams, 1)
+        checks.at_least("buckets", self.buckets, 1)
+        if self.ngrams > LONGEST:
+            raise ValueError(f"ngrams={self.ngrams} should be at most {LONGEST}")
+        checks.typed("separator", self.separator, int | None)
+        if self.separator is not None and not 0 <= self.separator < self.vocab:
+            raise ValueError(f"separator={self.separator} is no id of a vocabulary of {self.vocab}")
+        if self.causal and self.has_features:
+            raise ValueError("ngrams and separator are for models that see both directions: leave them out where causal=True")
+
+    @property
+    def has_features(self) -> bool:
+        return self.ngrams > 1 or self.separator is not None
+
+
+class Model(nn.Module):
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab, config.dim)
+        self.position_code = PositionCode(config.positions, config.dim, config.max_len)  # type: ignore[arg-type]
+        self.features = Features(config.dim, config.ngrams, config.buckets, config.separator) if config.has_features else None
+        self.layers: Sequence[Layer] = nn.ModuleList(self._layers())  # type: ignore[assignment]
+        # A post-norm layer ends in a norm of its own.
+        self.norm = nn.Identity() if config.layout == "post" else make_norm(config.norm, config.dim)
+        self.head = self._head()
+        # Tokens of scale 1, beside which a position code is neither lost nor too loud.
+        self.embedding_scale = 1 / config.embedding_std
+        if config.embedding_std != 1:  # torch has drawn them at 1
+            nn.init.normal_(self.embedding.weight, std=config.embedding_std)
+
+    @property
+    def _tied(self) -> bool:
+        return self.config.tie and self.config.head in ("lm", "mlm")
+
+    def _layers(self) -> list[Layer]:
+        config, layers, places = self.config, [], Counter[str]()
+        for depth, spec in enumerate(stack.parse(config.stack)):
+            place = depth if config.ladder == "stack" else places[spec.name]
+            places[spec.name] += 1
+            mixer = create(spec.name, config.dim, causal=config.causal, max_len=config.max_len, layer=place, **spec.options)
+            assert isinstance(config.feed_forward, int)
+            fed = FeedForward(config.dim, config.feed_forward, config.feed_forward_kind) if config.feed_forward else None
+            layers.append(LAYOUTS[config.layout](mixer, fed, config.norm, config.dropout))
+        return layers
+
+    def _head(self) -> nn.Module:
+        config = self.config
+        if config.head == "none" or self._tied:
+            return nn.Identity()
+        outputs = {"classify": config.classes, "regress": 1}.get(config.head, config.vocab)
+        return nn.Linear(config.dim, outputs, bias=config.head != "lm")
+
+    def forward(self, ids: Tensor, segments: Segments | None = None) -> Tensor:
+        segments = self._checked(ids, segments)
+        x = self._embed(ids, segments, within(segments, ids))
+        for layer in self.layers:
+            x = layer(x, segments)
+        return self._finish(self.norm(x), segments)
+
+    def _checked(self, ids: Tensor, segments: Segments | None) -> Segments | None:
+        if ids.dim() != 2 or ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
+            raise ValueError(f"ids should be whole numbers of shape [B, T], not {ids.dtype} of shape {list(ids.shape)}")
+        if segments is not None:
+            check_segments(segments)
+        if segments is not None and segments.mask.shape != ids.shape:
+            raise ValueError(f"segments of shape {list(segments.mask.shape)} do not fit ids of shape {list(ids.shape)}")
+        longest = ids.shape[1] if segments is None else segments.longest
+        if self.limit is not None and longest > self.limit:
+            raise ValueError(f"a sequence of {longest} tokens is longer than this model takes: max_len={self.limit}")
+        return None if segments is None else segments.to(ids.device)
+
+    @property
+    def limit(self) -> int | None:
+        """The longest sequence it takes; None where nothing in it owns length-sized weights."""
+        own = [self.config.max_len] if self.config.positions == "learned" else []
+        limits = [layer.mixer.limit for layer in self.layers if layer.mixer.limit is not None]
+        return min(own + limits, default=None)
+
+    def _embed(self, ids: Tensor, segments: Segments | None, positions: Tensor) -> Tensor:
+        ids = ids.long()  # numbers of fewer bits would give n-grams other hashes
+        if segments is not None:  # whatever stands at padding need not be a known id
+            ids = torch.where(segments.mask, ids, 0)
+        x = self._look_up(ids) * self.embedding_scale
+        if self.features is not None:
+            x = x + self.features(ids, segments)
+        return x + self.position_code(positions, x.dtype)
+
+    def _look_up(self, ids: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self.embedding(ids)
+        try:
+            return self.embedding(ids)
+        except IndexError:  # on a CPU; a GPU is not asked, which would stall it
+            known = self.embedding.num_embeddings
+            wrong = ids[(ids < 0) | (ids >= known)]
+            if not len(wrong):
+                raise
+            raise ValueError(f"token id {int(wrong[0])} is not in the vocabulary of {known}") from None
+
+    def _finish(self, x: Tensor, segments: Segments | None) -> Tensor:
+        head = self.config.head
+        if head in ("classify", "regress"):
+            logits = self.head(self.pool(x, segments))
+            return logits.squeeze(-1) if head == "regress" else logits
+        return nn.functional.linear(x, self.embedding.weight) if self._tied else self.head(x)
+
+    def pool(self, x: Tensor, segments: Segments | None) -> Tensor:
+        """x [B, T, D] -> [S, D], one vector a sequence; zeros for one without tokens."""
+        if x.shape[0] == 0:
+            return x.new_zeros(0, x.shape[2])
+        if segments is None:  # whole rows: nothing has to be looked up, which would stall a GPU
+            lengths = torch.full((x.shape[0],), x.shape[1], device=x.device)
+            return self._pool_rows(x, Rows(torch.ones(x.shape[:2], dtype=torch.bool, device=x.device), lengths))
+        return segments.per_sequence([self._pool_rows(part, rows) for part, rows in segments.split(x)])
+
+    def _pool_rows(self, x: Tensor, rows: Rows) -> Tensor:
+        if x.shape[1] == 0:
+            return x.new_zeros(x.shape[0], x.shape[2])
+        if self.config.pooling == "first":
+            return x[:, 0]
+        if self.config.pooling == "mean":
+            return x.sum(1) / rows.lengths.clamp(min=1)[:, None].to(x.dtype)
+        largest = x.masked_fill(~rows.mask[..., None], -torch.inf).amax(1)
+        return torch.where(rows.lengths[:, None] > 0, largest, 0)
+
+    def init_state(self, batch: int) -> State:
+        """The state before the first token, for `step`: of each layer, and each row's own position."""
+        like = self.embedding.weight
+        position = torch.zeros(batch, dtype=torch.long, device=like.device)
+        return {"position": position, "layers": [layer.mixer.init_state(batch, like) for layer in self.layers]}
+
+    def step(self, ids: Tensor, state: State, segments: Segments | None = None) -> tuple[Tensor, State]:
+        """The next tokens of each row, ids [B, T] -> (logits [B, T, vocab], new state); padding leaves a row's as it was."""
+        if self.config.head not in ("lm", "none") or not self.config.causal:
+            raise ValueError(
+                f"step needs a causal model with head 'lm' or 'none', not head={self.config.head!r}, causal={self.config.causal}"
+            )
+        segments = self._checked(ids, segments)
+        position = state["position"]
+        if position.shape[0] != ids.shape[0]:
+            raise ValueError(f"a state of {position.shape[0]} rows does not fit ids of shape {list(ids.shape)}")
+        steps = count(ids.shape[1], None, ids.device) if segments is None else segments.positions
+        new = ids.shape[1] if segments is None else segments.mask.sum(1)
+        x = self._embed(ids, segments, self._within(position[:, None] + steps, segments))
+        after = []
+        for layer, layer_state in zip(self.layers, state["layers"], strict=True):
+            x, layer_state = layer.step(x, layer_state, segments)
+            after.append(layer_state)
+        return self._finish(self.norm(x), segments), {"position": position + new, "layers": after}
+
+    def _within(self, positions: Tensor, segments: Segments | None) -> Tensor:
+        """Positions that a learned code knows; a row that runs past them is an error, one of padding is not."""
+        if self.config.positions != "learned" or torch.compiler.is_compiling() or positions.numel() == 0:
+            return positions
+        real = positions if segments is None else torch.where(segments.mask, positions, 0)
+        if int(real.max()) >= self.config.max_len:
+            raise ValueError(f"a sequence of {int(real.max()) + 1} tokens is longer than this model takes: max_len={self.config.max_len}")
+        return real
+
+    def cost(self, length: int) -> Cost:
+        """Of one sequence of that length, forward; the embedding is a look-up and costs nothing."""
+        config = self.config
+        total = sum((layer.cost(length) for layer in self.layers), Cost())
+        if config.head in ("lm", "mlm"):
+            total += Cost(2 * length * config.dim * config.vocab)
+        elif config.head in ("classify", "regress"):
+            total += Cost(2 * config.dim * (config.classes if config.head == "classify" else 1), length * config.dim)
+        norm = 0 if config.layout == "post" else NORM * length * config.dim
+        position = 1 if config.causal and config.head in ("lm", "none") else 0
+        return total + Cost(0, norm, position)
+
+    def reach(self) -> int | None:
+        """How many tokens back the whole stack sees; None = everything."""
+        reaches = [layer.mixer.reach() for layer in self.layers]
+        return None if None in reaches else sum(reach for reach in reaches if reach is not None)
+
+    def parameter_count(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())

@@ -1,0 +1,167 @@
+"""Generation on top of Model.step: greedy or sampled, prompts of unequal length in one batch.
+
+Each prompt draws from a random stream of its own, seeded by (seed, its place in the list): what else is in the batch
+never changes what it gets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from numbers import Real
+from operator import index
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from tokmix.core import checks
+from tokmix.core.mixer import states_given_away
+from tokmix.core.model import Model
+from tokmix.core.segments import Segments
+
+
+@overload
+def generate(
+    model: Model, prompts: Sequence[Sequence[int]], max_new: int = ..., min_new: int = ..., temperature: float = ...,
+    top_k: int | None = ..., top_p: float | None = ..., stop: Sequence[int] = ..., seed: int | None = ..., stream: Literal[False] = ...,
+) -> list[list[int]]: ...  # fmt: skip
+@overload
+def generate(
+    model: Model, prompts: Sequence[Sequence[int]], max_new: int = ..., min_new: int = ..., temperature: float = ...,
+    top_k: int | None = ..., top_p: float | None = ..., stop: Sequence[int] = ..., seed: int | None = ..., *, stream: Literal[True],
+) -> Iterator[tuple[int, int]]: ...  # fmt: skip
+def generate(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    max_new: int = 20,
+    min_new: int = 0,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: Sequence[int] = (),
+    seed: int | None = None,
+    stream: bool = False,
+) -> list[list[int]] | Iterator[tuple[int, int]]:
+    """New ids for each prompt; a stop token ends a row and is its last id.
+
+    temperature  0 takes the likeliest token (greedy); above, samples from the softmax of logits / temperature
+    top_k        sample among the k likeliest; top_p: among the fewest whose probabilities reach p
+    stop         ids that end a row, though not before min_new tokens
+    seed         of the sampling; None draws one
+    stream       give an iterator of (row, id) as the tokens come
+    """
+    try:
+        rows = [[index(token) for token in prompt] for prompt in prompts]
+    except TypeError:
+        raise ValueError(f"prompts={prompts!r} should be lists of whole numbers, such as [[5, 8, 2], [7]]") from None
+    try:
+        stops = tuple(index(token) for token in stop)
+    except TypeError:
+        raise ValueError(f"stop={stop!r} should be a list of whole numbers, such as [2]") from None
+    _check(model, rows, max_new, min_new, temperature, top_k, top_p, stops)
+    seed = _seed(seed)
+    tokens = _tokens(model, rows, max_new, min_new, temperature, top_k, top_p, stops, seed)
+    if stream:
+        return tokens
+    new: list[list[int]] = [[] for _ in rows]
+    for row, token in tokens:
+        new[row].append(token)
+    return new
+
+
+def _seed(given: int | None) -> int:
+    if given is None:
+        return int(torch.randint(2**31, ()))
+    try:
+        return index(given)
+    except TypeError:
+        raise ValueError(f"seed={given!r} should be a whole number, or None to draw one") from None
+
+
+def _check(
+    model: Model, prompts: list[list[int]], max_new: int, min_new: int, temperature: float, top_k: int | None, top_p: float | None,
+    stop: Sequence[int],
+) -> None:  # fmt: skip
+    config = model.config
+    if config.head != "lm":
+        raise ValueError(f"generate needs a model with head='lm', not {config.head!r}")
+    checks.at_least("max_new", max_new, 0)
+    checks.at_least("min_new", min_new, 0)
+    if min_new > max_new:
+        raise ValueError(f"min_new={min_new} is more than max_new={max_new}")
+    if not isinstance(temperature, Real) or not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature={temperature!r} should be 0 (greedy) or a finite number above it")
+    if top_k is not None:
+        checks.at_least("top_k", top_k, 1)
+    if top_p is not None and (not isinstance(top_p, Real) or not 0 < top_p <= 1):
+        raise ValueError(f"top_p={top_p!r} should be above 0 and at most 1")
+    for row, prompt in enumerate(prompts):
+        if not prompt:
+            raise ValueError(f"prompt {row} is empty; generation continues at least one token")
+        if model.limit is not None and len(prompt) + max_new > model.limit:
+            raise ValueError(
+                f"prompt {row} of {len(prompt)} tokens and max_new={max_new} are more than this model takes: max_len={model.limit}"
+            )
+    for token in {token for prompt in prompts for token in prompt} | set(stop):
+        if not 0 <= token < config.vocab:
+            raise ValueError(f"token id {token} is not in the vocabulary of {config.vocab}")
+    if min_new and len(set(stop)) == config.vocab:
+        raise ValueError(f"stop holds all {config.vocab} tokens of the vocabulary, and none of them may come before min_new={min_new}")
+
+
+def _tokens(
+    model: Model, prompts: list[list[int]], max_new: int, min_new: int, temperature: float, top_k: int | None, top_p: float | None,
+    stop: tuple[int, ...], seed: int,
+) -> Iterator[tuple[int, int]]:  # fmt: skip
+    """(row, id) for each new token, row by row within a step. A finished row is padding from then on."""
+    if not prompts or max_new == 0:
+        return
+    device = model.embedding.weight.device
+    streams = [torch.Generator().manual_seed((seed * 1_000_003 + row) % 2**63) for row in range(len(prompts))]
+    lengths = [len(prompt) for prompt in prompts]
+    ids = torch.zeros(len(prompts), max(lengths), dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = torch.tensor(prompt)
+    state, alive = model.init_state(len(prompts)), list(range(len(prompts)))
+    was_training = model.training
+    model.eval()
+    try:
+        for done in range(max_new):
+            segments = Segments.from_lengths(lengths, ids.shape[1], device=device)
+            with torch.inference_mode(), states_given_away():
+                logits, state = model.step(ids.to(device), state, segments)
+                last = logits[torch.arange(len(prompts)), torch.tensor(lengths).sub(1).clamp(min=0).to(device)]
+                last = last.float() if last.dtype.itemsize < 4 else last
+                if stop and done < min_new:
+                    last[:, list(stop)] = -torch.inf
+                chosen = _choose(last, temperature, top_k, top_p, streams).tolist()
+            yield from ((row, chosen[row]) for row in alive)
+            alive = [row for row in alive if chosen[row] not in stop]
+            if not alive:
+                return
+            ids = torch.tensor(chosen)[:, None]
+            lengths = [int(row in alive) for row in range(len(prompts))]
+    finally:
+        model.train(was_training)
+
+
+def _choose(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, streams: list[torch.Generator]) -> Tensor:
+    """logits [B, vocab] -> [B] ids. Sampling inverts the cumulative distribution at one uniform number a row, taken
+    among the tokens from the likeliest down."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    logits, ids = logits.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        logits, ids = logits[:, :top_k], ids[:, :top_k]
+    # From the likeliest down, in double: the smallest temperatures there are must not turn it into infinity or 0 / 0.
+    probabilities = ((logits.double() - logits[:, :1].double()) / temperature).softmax(-1)
+    if top_p is not None:
+        before = probabilities.cumsum(-1) - probabilities
+        probabilities = torch.where(before < top_p, probabilities, 0)
+    cumulative = probabilities.cumsum(-1)
+    uniform = torch.stack([torch.rand((), generator=stream, dtype=torch.double) for stream in streams]).to(logits.device)
+    target = uniform[:, None] * cumulative[:, -1:]
+    place = torch.searchsorted(cumulative, target, right=True)
+    likely = (probabilities > 0).sum(-1, keepdim=True) - 1  # rounding must not pick a token of probability zero
+    return ids.gather(-1, torch.minimum(place, likely)).squeeze(-1)

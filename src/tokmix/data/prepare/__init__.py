@@ -1,0 +1,1 @@
+"""Rows and text -> token files."""

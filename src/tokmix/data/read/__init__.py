@@ -1,0 +1,1 @@
+"""Files -> rows of a table or pieces of plain text."""

@@ -1,0 +1,160 @@
+"""The routes of the page. Everything is answered from memory and from the package's own files; nothing is written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import resources
+from typing import Any, TypeVar
+
+import anyio.to_thread
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tokmix.pages.play import ask
+from tokmix.pages.play.engine import Engine
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+FILES = {
+    "/": ("tokmix.pages.play", "page.html", "text/html"),
+    "/play.css": ("tokmix.pages.play", "play.css", "text/css"),
+    "/play.js": ("tokmix.pages.play", "play.js", "text/javascript"),
+    "/style.css": ("tokmix.pages.report", "style.css", "text/css"),
+    "/charts.js": ("tokmix.pages.report", "charts.js", "text/javascript"),
+}
+AT_ONCE = 32  # requests that compute or wait for it; the next are told to come again
+STREAMS = 8  # of those, texts being written
+Answer = TypeVar("Answer")
+
+
+class Busy:
+    """Counts what is going on, and refuses what is too much."""
+
+    def __init__(self, most: int, what: str):
+        self.most, self.what, self.now = most, what, 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        if self.now >= self.most:
+            raise HTTPException(503, f"{self.what}: {self.most} at once are all there is room for; try again", {"Retry-After": "1"})
+        self.now += 1
+        try:
+            yield
+        finally:
+            self.now -= 1
+
+
+class Guard:
+    """Sends the headers with every answer, and answers only to the known names of this machine: a page elsewhere may own a name
+    that leads here, and its scripts would pass for ours."""
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str] | None):
+        self.app, self.hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *((name.encode(), value.encode()) for name, value in HEADERS.items())]
+            await send(message)
+
+        named = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
+        host = named.rpartition(":")[0] if named.rpartition(":")[2].isdigit() else named
+        if self.hosts is not None and host.lower() not in self.hosts:
+            wrong = JSONResponse({"error": f"this page is served under {', '.join(self.hosts)}, not {host[:80]!r}"}, 421)
+            return await wrong(scope, receive, sent)
+        return await self.app(scope, receive, sent)
+
+
+def create(engine: Engine, hosts: Sequence[str] | None = None) -> FastAPI:
+    """hosts: what a request's Host may say; None: anything."""
+    app = FastAPI(title="tokmix play", docs_url=None, redoc_url=None, openapi_url=None)
+    requests, streams = Busy(AT_ONCE, "requests"), Busy(STREAMS, "texts being written")
+    app.add_middleware(Guard, hosts=hosts)
+
+    @app.exception_handler(AnyHTTPException)
+    async def refused(request: Request, error: AnyHTTPException) -> Response:
+        return JSONResponse({"error": str(error.detail)}, error.status_code, headers=error.headers)
+
+    for path, (package, name, kind) in FILES.items():
+        content = (resources.files(package) / name).read_bytes()
+        app.add_route(path, _file(content, kind), methods=["GET"])
+
+    @app.get("/api/model")
+    async def model() -> Response:
+        return JSONResponse({**engine.facts(), "limits": {"text": ask.TEXT, "max_new": ask.MAX_NEW}})
+
+    @app.post("/api/predict")
+    async def predict(request: Request) -> Response:
+        given = await ask.read(request, ask.PREDICT)
+        with requests.one():
+            return JSONResponse(await _compute(lambda: engine.predict(_texts(engine, given))))
+
+    @app.post("/api/map")
+    async def maps(request: Request) -> Response:
+        given = await ask.read(request, ask.MAP)
+        with requests.one():
+            return JSONResponse(await _compute(lambda: engine.maps(_texts(engine, given), given.get("model", "main"), given.get("layer"))))
+
+    @app.post("/api/generate")
+    async def generate(request: Request) -> Response:
+        given = await ask.read(request, ask.GENERATE)
+        asked = {name: value for name, value in given.items() if name not in ("text", "model")}
+        room = streams.one()
+        room.__enter__()
+        try:
+            tokens = await _compute(lambda: engine.tokens(given["text"], given.get("model", "main"), **asked))
+        except BaseException:
+            room.__exit__(None, None, None)
+            raise
+        return StreamingResponse(_lines(tokens, room), media_type="application/x-ndjson")
+
+    return app
+
+
+def _file(content: bytes, kind: str) -> Callable[[Request], Any]:
+    async def send(request: Request) -> Response:
+        return Response(content, media_type=kind)
+
+    return send
+
+
+def _texts(engine: Engine, given: dict[str, Any]) -> list[str]:
+    if engine.pair and "text2" not in given:
+        raise HTTPException(422, "this model reads two texts: the field 'text2' is missing")
+    if not engine.pair and "text2" in given:
+        raise HTTPException(422, "this model reads one text: leave the field 'text2' out")
+    return [given["text"], given["text2"]] if engine.pair else [given["text"]]
+
+
+async def _compute(work: Callable[[], Answer]) -> Answer:
+    """In a thread, so that others can ask meanwhile. What is wrong with the text is the asker's matter."""
+    try:
+        return await anyio.to_thread.run_sync(work)
+    except ValueError as error:
+        raise HTTPException(422, str(error)) from None
+
+
+async def _lines(tokens: Iterator[dict[str, Any]], room: Any) -> AsyncIterator[str]:
+    """A line of JSON a token; ends early when the reader has gone."""
+    try:
+        while (token := await anyio.to_thread.run_sync(next, tokens, None)) is not None:
+            yield json.dumps(token) + "\n"
+            await asyncio.sleep(0)
+    finally:
+        room.__exit__(None, None, None)

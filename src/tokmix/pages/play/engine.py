@@ -1,0 +1,178 @@
+"""What the page asks for: label probabilities, maps, tokens one by one, each with its time and the size of the state.
+
+One lock lets one computation run at a time, so that what is measured is not what another request takes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from tokmix.core import sampling, stack
+from tokmix.core.budget import match_parameters
+from tokmix.core.model import Model, ModelConfig
+from tokmix.core.seeds import seeded
+from tokmix.data.prepare.tokenize import Encoder
+from tokmix.study.explain import run as explain
+from tokmix.training.model_folder import Trained
+from tokmix.training.predict import Predictor
+
+MAP_TOKENS = 96
+MAP_SAMPLES = (4, 16)  # at least, at most: what a pause in typing has time for
+CONTEXT = 2048  # tokens of a prompt and what follows it
+
+
+@dataclass
+class Player:
+    """A model on the page."""
+
+    trained: Trained
+    name: str
+    untrained: bool = False
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        return self.trained.encoder()
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        return Predictor(self.trained)
+
+    def ids(self, texts: Sequence[str]) -> tuple[list[int], bool]:
+        return explain.encode(self.trained, texts, self.encoder)
+
+    def flops(self, tokens: int) -> int:
+        cost = self.trained.model.cost(tokens)
+        return cost.matmul + cost.pointwise
+
+    def facts(self) -> dict[str, Any]:
+        model = self.trained.model
+        return {
+            "name": self.name, "stack": model.config.stack, "parameters": model.parameter_count(), "untrained": self.untrained,
+            "dim": model.config.dim, "layers": [layer.mixer.kind for layer in model.layers],
+        }  # fmt: skip
+
+
+def beside(trained: Trained) -> Player:
+    """An untrained attention model of the same depth and width, and of the same number of parameters where its feed-forward can be
+    sized to it: what it says is noise, what it takes is not."""
+    config = attention_config(trained.model.config)
+    with seeded(0):
+        model = Model(config).eval().to(trained.model.embedding.weight.device)
+    return Player(replace(trained, model=model), "untrained attention", untrained=True)
+
+
+def attention_config(config: ModelConfig) -> ModelConfig:
+    heads = max(n for n in (1, 2, 4) if config.dim % n == 0)
+    like = replace(config, stack=stack.unparse([stack.Spec("attention", {"heads": heads})] * len(stack.parse(config.stack))))
+    try:
+        return match_parameters(like, config)
+    except ValueError:  # no width of the feed-forward makes them alike: the same shape then
+        return like
+
+
+class Engine:
+    def __init__(self, main: Trained, other: Trained | None = None):
+        if other is not None and other.task != main.task:
+            raise ValueError(f"{other.folder} is a model for {other.task}, and {main.folder} one for {main.task}: they cannot be compared")
+        if other is not None and other.pair != main.pair:
+            raise ValueError(f"{other.folder} and {main.folder} do not read the same number of texts")
+        self.task, self.pair, self.labels = main.task, main.pair, main.labels
+        names = _names(main, other)
+        self.players = {"main": Player(main, names[0]), "other": beside(main) if other is None else Player(other, names[1])}
+        self.lock = threading.Lock()
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "task": self.task, "pair": self.pair, "labels": self.labels, "map_tokens": MAP_TOKENS, "context": CONTEXT,
+            "main": self.players["main"].facts(), "other": self.players["other"].facts(),
+        }  # fmt: skip
+
+    def predict(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Probabilities or a score by the model, and the time and FLOPs of both models."""
+        ids, cut = self.players["main"].ids(texts)
+        if len(ids) > CONTEXT:
+            raise ValueError(f"the text has {len(ids):,} tokens, and at most {CONTEXT:,} are taken: give a shorter one")
+        return {"tokens": len(ids), "cut": cut, **{name: self._answer(player, texts) for name, player in self.players.items()}}
+
+    def _answer(self, player: Player, texts: Sequence[str]) -> dict[str, Any]:
+        ids, _ = player.ids(texts)
+        row = torch.tensor([ids], device=player.trained.model.embedding.weight.device)
+        with self.lock:
+            begin = time.perf_counter()
+            said = next(player.predictor([tuple(texts)])) if self.task in ("classify", "regress") else self._read(player, row)
+            took = (time.perf_counter() - begin) * 1000
+        shown = {name: value for name, value in said.items() if name != "text" and not player.untrained}
+        return {**shown, "ms": took, "flops": player.flops(len(ids))}
+
+    @torch.inference_mode()
+    def _read(self, player: Player, row: torch.Tensor) -> dict[str, Any]:
+        """Of a model that has nothing to say about a text as a whole: it reads it."""
+        player.trained.model(row)
+        return {}
+
+    def maps(self, texts: Sequence[str], player: str = "main", layer: int | None = None) -> dict[str, Any]:
+        """Of one layer, of the whole stack (0), or of all. Long texts get fewer random directions: the page does not wait long."""
+        chosen = self.players[player]
+        ids, cut = chosen.ids(texts)
+        work = len(ids) ** 2 * (1 if layer else len(chosen.trained.model.layers))
+        samples = max(MAP_SAMPLES[0], min(MAP_SAMPLES[1], explain.EXACT // max(work, 1)))
+        with self.lock:
+            begin = time.perf_counter()
+            found = explain.of_ids(chosen.trained, ids, layer=layer, limit=MAP_TOKENS, fallback=samples, cut=cut)
+            return {**found.record(heads=False), "ms": (time.perf_counter() - begin) * 1000}
+
+    def tokens(
+        self,
+        prompt: str,
+        player: str = "main",
+        max_new: int = 100,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        seed: int | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """A record a token: its text, its milliseconds, and how many numbers the model keeps of all it has read."""
+        trained = self.players[player].trained
+        if self.task != "lm":
+            raise ValueError(f"this is a model for {self.task}; only one for lm continues a text")
+        start, _ = self.players[player].ids([prompt])
+        most = min(CONTEXT, trained.model.limit or CONTEXT)
+        if len(start) >= most:
+            raise ValueError(f"the prompt has {len(start):,} tokens, and there is room for {most - 1}: give a shorter one")
+        max_new = min(max_new, most - len(start))
+        end = trained.roles["eot"]
+        stream = sampling.generate(
+            trained.model, [start], max_new, temperature=temperature, top_k=top_k, stop=(end,), seed=seed, stream=True
+        )
+        return self._timed(trained, start, stream, end)
+
+    def _timed(self, trained: Trained, start: list[int], stream: Iterator[tuple[int, int]], end: int) -> Iterator[dict[str, Any]]:
+        ids, shown = list(start), ""
+        before = trained.tokenizer.decode(start[1:])
+        while True:
+            with self.lock:
+                begin = time.perf_counter()
+                step = next(stream, None)
+                took = (time.perf_counter() - begin) * 1000
+            if step is None:
+                return
+            kept = trained.model.cost(len(ids)).state  # the token just made has not been read yet
+            ids.append(step[1])
+            text = "" if step[1] == end else trained.tokenizer.decode(ids[1:])[len(before) :]
+            new = "" if text.endswith("\ufffd") else text[len(shown) :]  # half of a character so far
+            shown = shown + new
+            yield {"text": new, "ms": took, "state": kept, "read": len(ids) - 1, "end": step[1] == end}
+
+
+def _names(main: Trained, other: Trained | None) -> list[str]:
+    """Short names of the two folders that tell them apart."""
+    parts = [one.folder.resolve().parts for one in (main, other) if one is not None]
+    own = [path[:-1] if path[-1] == "model" else path for path in parts]
+    names = [path[-1] for path in own]
+    return names if len(set(names)) == len(names) else ["/".join(path[-2:]) for path in own]

@@ -1,0 +1,131 @@
+"""Workers side by side: a process each, fed by a thread each. A worker that dies takes its task with it and is replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+Task = dict[str, Any]
+
+
+class Pool:
+    def __init__(self, devices: Sequence[str], threads: int, log: Path, module: str = "tokmix.study.compare.worker"):
+        """devices: one for each worker; threads: those that torch may use in each of them; module: what a worker runs."""
+        self.devices, self.threads, self.log, self.module = devices, threads, log, module
+        self.workers: dict[int, subprocess.Popen[str]] = {}
+        self.lock, self.stopped = threading.Lock(), False
+
+    def run(
+        self, tasks: Sequence[Task], report: Callable[[Task, dict[str, Any]], None], more: Callable[[], Sequence[Task]] = lambda: ()
+    ) -> None:
+        """report(task, answer) as each comes in, one at a time; more(), asked after each, names tasks that have come up since: they
+        are done next, so that what was begun is finished first.
+        KeyboardInterrupt: runs save a checkpoint first."""
+        todo: queue.LifoQueue[Task | None] = queue.LifoQueue()
+        done: queue.Queue[tuple[Task, dict[str, Any]]] = queue.Queue()
+        feeders = [threading.Thread(target=self._feed, args=(place, todo, done)) for place in range(len(self.devices))]
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        for feeder in feeders:
+            feeder.start()
+        try:
+            waiting = 0
+            new = tasks
+            while new or waiting:
+                for task in reversed(new):
+                    todo.put(task)
+                waiting += len(new) - 1
+                report(*done.get())
+                new = more()
+        finally:
+            with self.lock:
+                self.stopped = True
+                for worker in self.workers.values():
+                    _hang_up(worker)
+            for _ in feeders:
+                todo.put(None)  # whoever waits for a task waits no more
+            for feeder in feeders:
+                feeder.join()
+
+    def _feed(self, place: int, todo: queue.LifoQueue[Task | None], done: queue.Queue[tuple[Task, dict[str, Any]]]) -> None:
+        while not self.stopped and (task := todo.get()) is not None:
+            done.put((task, self._ask(place, {**task, "device": self.devices[place]})))
+        if place in self.workers:
+            self._end(place)
+
+    def _ask(self, place: int, task: Task) -> dict[str, Any]:
+        with self.lock:
+            if self.stopped:
+                return {"state": "failed", "error": "interrupted"}
+            if place not in self.workers:
+                self.workers[place] = self._start()
+            worker = self.workers[place]
+        assert worker.stdin is not None and worker.stdout is not None
+        try:
+            worker.stdin.write(json.dumps(task) + "\n")
+            worker.stdin.flush()
+            line = worker.stdout.readline()
+        except (OSError, ValueError):  # it is gone, or we are about to be
+            line = ""
+        if line:
+            return json.loads(line)
+        code = _reap(worker)
+        with self.lock:
+            del self.workers[place]
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return {"state": "failed", "error": f"its process {how}; see {self.log}"}
+
+    def _end(self, place: int) -> None:
+        with self.lock:
+            worker = self.workers.pop(place)
+            _hang_up(worker)
+        _reap(worker)
+
+    def _start(self) -> subprocess.Popen[str]:
+        environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+        environment |= {"OMP_NUM_THREADS": str(self.threads), "TOKENIZERS_PARALLELISM": "false"}
+        with open(self.log, "a") as log:
+            # A session of its own: Ctrl-C comes to us alone, and we tell the workers.
+            return subprocess.Popen(
+                [sys.executable, "-m", self.module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                text=True, env=environment, start_new_session=True,
+            )  # fmt: skip
+
+
+def _hang_up(worker: subprocess.Popen[str]) -> None:
+    """The end of its input tells a worker to end."""
+    assert worker.stdin is not None
+    with contextlib.suppress(OSError):  # it is gone already
+        worker.stdin.close()
+
+
+def _reap(worker: subprocess.Popen[str]) -> int:
+    assert worker.stdout is not None
+    code = worker.wait()
+    worker.stdout.close()
+    return code
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def share_out(asked: str | None, jobs: int | None, most: int, side_by_side: int = 4) -> tuple[list[str], int]:
+    """(a device for each worker, threads of each). A CPU has a worker a core, a GPU several: small models leave most of it idle."""
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if asked is None and gpus:
+        places = [f"cuda:{place}" for place in range(gpus)]
+    else:
+        places = [asked or "cpu"]
+    usual = cores() if places == ["cpu"] else min(side_by_side * len(places), cores())
+    count = max(1, min(jobs or usual, most))
+    return [places[i % len(places)] for i in range(count)], max(1, cores() // count)

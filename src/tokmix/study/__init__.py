@@ -1,0 +1,1 @@
+"""Many runs at once: search, comparison, cost and explanation."""

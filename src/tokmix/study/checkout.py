@@ -1,0 +1,37 @@
+"""Finds `reproduce/`, the papers' recipes and results, which are in a checkout and not in the wheel."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+_NAME = "reproduce"
+
+
+def root() -> Path:
+    """The folder that holds `reproduce/`: the working directory, or the checkout that this package was installed from."""
+    for place in (Path.cwd(), Path(__file__).parents[3]):
+        if (place / _NAME / "item.py").is_file():
+            return place
+    raise ValueError(
+        "the papers' recipes and results are not in the wheel: clone the repository, `pip install -e '.[lab]'` there and run this in it"
+    )
+
+
+def make_importable() -> None:
+    """Put `reproduce` on the path, for this process and for its workers."""
+    place = str(root())
+    if place not in sys.path:
+        sys.path.insert(0, place)
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if place not in known:
+        os.environ["PYTHONPATH"] = os.pathsep.join([place, *filter(None, known)])
+
+
+def load(module: str) -> ModuleType:
+    """`reproduce.MODULE`"""
+    make_importable()
+    return importlib.import_module(f"{_NAME}.{module}")

@@ -1,0 +1,200 @@
+"""`tokmix compare` on data: prepares it once, has everything run, writes what came out.
+
+data/          token files, where the data was not prepared already
+runs/<key>/    a run folder of `tokmix train` each, with examples.npz and result.json
+compare.json, table.txt, cost.png, curves.png
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tokmix
+from tokmix.core.checks import at_least
+from tokmix.data.tokens import TokenFiles, is_prepared
+from tokmix.runs import pool
+from tokmix.runs.files import check_free, write_text
+from tokmix.runs.machine import machine, versions
+from tokmix.study.compare import draw, outcomes, plan, summary, text, worker
+from tokmix.training import baseline
+from tokmix.training.distributed import check_alone
+from tokmix.training.imports import import_files
+from tokmix.training.preflight import (
+    check_not_late,
+    check_source,
+    check_stack,
+    nothing_left_of,
+    prepare_settings,
+    prepared_in,
+    source_of,
+)
+from tokmix.training.settings import Settings
+from tokmix.training.task import final_split, main_figure, task_of
+
+ASKED = "asked.json"
+SIDE_BY_SIDE = "compare trains runs side by side with --jobs"
+Say = Callable[[str], None]
+
+
+def compare(
+    stacks: Sequence[str],
+    data: str | Path,
+    out: str | Path,
+    settings: Settings = Settings(),  # noqa: B008 - frozen
+    *,
+    seeds: int = 5,
+    fractions: Sequence[float] = (1.0,),
+    match: str | None = "largest",
+    jobs: int | None = None,
+    resume: bool = False,
+    imports: Sequence[str | Path] = (),
+    say: Say = print,
+) -> dict[str, Any]:
+    """-> what is in compare.json. ValueError for what does not work; a run that fails is reported in it and stops nothing."""
+    check_alone(SIDE_BY_SIDE)
+    at_least("seeds", seeds, 1)
+    at_least("jobs", 1 if jobs is None else jobs, 1)
+    names, shares, numbers = plan.names_of(stacks), plan.fractions_of(fractions), [settings.train.seed + i for i in range(seeds)]
+    if settings.train.fraction != 1:  # a config's: the command line's is refused before
+        raise ValueError(f"train.fraction={settings.train.fraction} is what is compared: give fractions (--fractions)")
+    if settings.model.stack is not None:
+        say(f"model.stack={settings.model.stack!r} of the settings is not used: the stacks are those named")
+    folder = Path(out)
+    if not resume:
+        check_free(folder)
+    import_files(imports)
+    for name in names:
+        check_stack(name)
+    with nothing_left_of(folder, new=not folder.exists()):
+        files = open_data(Path(data), folder, settings)
+        task, split = task_of(files.card, settings.train.task), final_split(files, settings.train.final)
+        if split is None:
+            raise ValueError(f"{data} has no valid or test split: there is nothing to compare on")
+        entries, notes = plan.entries(files, names, settings, match)
+    absent = why_no_bag(task)
+    runs = plan.runs(entries, numbers, shares, bag=absent is None)
+    for line in notes:
+        say(line)
+    facts = {"data": Path(data).name, "task": task, "split": split, "match": match, "notes": notes, **provenance()}
+    results = _Runs(folder, files.folder, split, imports, say).all(runs, settings.train.device, jobs)
+    results += [summary.absent_bag(fraction, absent) for fraction in shares] if absent else []
+    if not any(one.score is not None for one in results):
+        raise ValueError(f"every run failed; the first: {results[0].error}")
+    name, sign = main_figure(task, {"bits_per_byte": 0} if files.card.split(split).bytes else {})
+    facts |= {"metric": name, "higher_is_better": sign > 0}
+    return finish(folder, [entry.record() for entry in entries], results, numbers, shares, facts, say)
+
+
+def open_data(data: Path, folder: Path, settings: Settings) -> TokenFiles:
+    """Prepared once, for all runs. A folder that was begun on other data is left alone."""
+    check_not_late(data, settings.prepare, "prepare.")
+    asked = json.loads(json.dumps({"source": source_of(data), "prepare": {} if is_prepared(data) else prepare_settings(settings)}))
+    path = folder / ASKED
+    if path.is_file():
+        if json.loads(path.read_text(encoding="utf-8")) != asked:
+            raise ValueError(f"{folder} was started on other data, so it cannot be resumed on {data}")
+        check_source(data, folder, settings)
+    elif folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} exists and is not a comparison: nothing is overwritten; name another folder")
+    files = TokenFiles(prepared_in(data, folder, settings))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(asked, indent=1) + "\n")
+    return files
+
+
+def why_no_bag(task: str) -> str | None:
+    if task != "classify":
+        return f"it is for classify, and this is {task}"
+    return None if baseline.available() else "scikit-learn is not installed (pip install 'tokmix[lab]')"
+
+
+def provenance() -> dict[str, Any]:
+    return {"command": shlex.join(["tokmix", *sys.argv[1:]]), "tokmix": tokmix.__version__, "machine": machine(), "versions": versions()}
+
+
+class _Runs:
+    def __init__(self, folder: Path, data: Path, split: str, imports: Sequence[str | Path], say: Say):
+        self.folder, self.data, self.split, self.say = folder, data.resolve(), split, say
+        self.imports = [str(Path(file).resolve()) for file in imports]
+
+    def all(self, runs: Sequence[plan.Run], device: str | None, jobs: int | None) -> list[summary.Result]:
+        known = {run.key: answer for run in runs if (answer := self._known(run)) is not None}
+        todo = [run for run in runs if run.key not in known]
+        if known:
+            self.say(f"{len(known)} of {len(runs)} runs are done already")
+        if todo:
+            devices, threads = pool.share_out(device, jobs, len(todo))
+            each = f"{threads} thread{'s' * (threads > 1)} each"
+            self.say(f"{len(todo)} runs, {len(devices)} at a time with {each}, on {', '.join(sorted(set(devices)))}")
+            tasks = [self._task(run, shared=len(devices) > len(set(devices))) for run in todo]
+            by_key = {run.key: run for run in todo}
+
+            def report(task: dict[str, Any], answer: dict[str, Any]) -> None:
+                run = by_key[task["key"]]
+                known[run.key] = answer
+                told = f"failed: {answer['error']}" if answer["state"] == "failed" else _told(answer)
+                self.say(f"[{len(known)}/{len(runs)}] {run.title}: {told}")
+
+            try:
+                pool.Pool(devices, threads, self.folder / "workers.log").run(tasks, report)
+            except KeyboardInterrupt:
+                done = f"{len(known)} of {len(runs)} runs are done"
+                raise KeyboardInterrupt(f"interrupted; {done}; continue with the same command and --resume") from None
+        return [self._result(run, known[run.key]) for run in runs]
+
+    def _path(self, run: plan.Run) -> Path:
+        return self.folder / "runs" / run.key
+
+    def _known(self, run: plan.Run) -> dict[str, Any] | None:
+        """What came out of it before: finished, or diverged, which it would again. Another failure is worth another try."""
+        path = self._path(run)
+        if (path / worker.RESULT).is_file() and (path / outcomes.FILE).is_file():
+            return worker.read_result(path)
+        failed = worker.failure_file(path)
+        return json.loads(failed.read_text(encoding="utf-8")) if failed.is_file() else None
+
+    def _task(self, run: plan.Run, shared: bool) -> dict[str, Any]:
+        kind, out = "bag" if run.entry == plan.BAG else "train", str(self._path(run).resolve())
+        known = {"key": run.key, "kind": kind, "data": str(self.data), "out": out, "split": self.split, "shared": shared}
+        return known | {"settings": plan.flat(run.settings), "imports": self.imports}
+
+    def _result(self, run: plan.Run, answer: dict[str, Any]) -> summary.Result:
+        path = self._path(run)
+        made = summary.Result(run.entry, run.fraction, run.seed, folder=f"runs/{run.key}")
+        if answer["state"] == "failed":
+            return replace(made, state="failed", error=answer["error"])
+        return replace(made, score=answer["score"], cost=answer["cost"], sums=lambda: outcomes.load(path))
+
+
+def _told(answer: dict[str, Any]) -> str:
+    return f"{answer['metric']} {answer['score']:.4f} in {answer['cost']['seconds']:.1f} s"
+
+
+def finish(
+    folder: Path,
+    entries: list[dict[str, Any]],
+    results: list[summary.Result],
+    seeds: list[int],
+    fractions: list[float],
+    facts: dict[str, Any],
+    say: Say,
+) -> dict[str, Any]:
+    """Tests, files, pictures, table."""
+    bag = [one.cost["parameters"] for one in results if one.entry == plan.BAG and one.cost and one.fraction == fractions[-1]]
+    entries = [*entries, {"name": plan.BAG, "kind": plan.BAG, "parameters": bag[0] if bag else None}]
+    found = summary.summarise(entries, results, seeds, fractions, facts)
+    write_text(folder / ".compare.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    (folder / ".compare.json").rename(folder / "compare.json")
+    told = text.lines(found)
+    write_text(folder / "table.txt", "\n".join(told).strip() + "\n")
+    for line in told:
+        say(line)
+    pictures = draw.draw(found, folder, say)
+    say(f"written: {', '.join(str(path) for path in (folder / 'compare.json', *pictures))}")
+    return found

@@ -1,0 +1,1 @@
+"""Which tokens a model reads for which output."""

@@ -1,0 +1,138 @@
+"""Whether one system is better than another: tests on paired scores, and Holm's correction where there are many of them.
+
+paired_t       over seeds: do the differences between two systems, seed by seed, have mean zero?
+Resamples      over examples, the seeds as they are: would another test set of this size have said the same?
+               over seeds and examples: would other seeds and another test set?
+holm           p-values of several tests, such that the chance of any false alarm among them stays below the level
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from tokmix.core.optional import np
+
+Figure = Callable[["np.ndarray"], "np.ndarray"]  # sums of the examples' statistics [..., k] -> figures [...]
+RESAMPLES = 10_000
+CHUNK = 2**22  # examples drawn at a time: bounds memory
+
+
+def paired_t(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Two-sided p-value of Student's t-test on a - b; 1 where a and b are equal. None for fewer than two pairs, and where all
+    differences are the same: on small test sets that happens by chance, and the formula would call it infinitely sure."""
+    if len(a) != len(b):
+        raise ValueError(f"{len(a)} scores cannot be paired with {len(b)}")
+    n = len(a)
+    if n < 2:
+        return None
+    differences = [x - y for x, y in zip(a, b, strict=True)]
+    mean = math.fsum(differences) / n
+    variance = math.fsum((d - mean) ** 2 for d in differences) / (n - 1)
+    if math.sqrt(variance) <= 1e-12 * max(map(abs, [*a, *b])):  # but for rounding
+        return 1.0 if not any(differences) else None
+    return student_tail(mean * math.sqrt(n / variance), n - 1)
+
+
+def student_tail(t: float, freedom: int) -> float:
+    """P(|T| >= |t|) for Student's T: the regularised incomplete beta function at freedom / (freedom + t^2)."""
+    return _beta_share(freedom / (freedom + t * t), freedom / 2, 0.5)
+
+
+def _beta_share(x: float, a: float, b: float) -> float:
+    """I_x(a, b), by its continued fraction on the side where that converges fast."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _beta_share(1 - x, b, a)
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
+    tiny, value, c, d = 1e-300, 1.0, 1.0, 0.0
+    for step in range(10_000):  # Lentz's way from the front of the fraction
+        m = step // 2
+        if step == 0:
+            term = 1.0
+        elif step % 2 == 0:
+            term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        else:
+            term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        d = 1 / (1 + term * d or tiny)
+        c = 1 + term / c or tiny
+        value *= c * d
+        if step and abs(1 - c * d) < 1e-15:
+            break
+    return front * (value - 1)
+
+
+def holm(values: Sequence[float | None]) -> list[float | None]:
+    """Holm (1979): the i-th smallest of m counts m - i + 1 times, and never less than a smaller one. None stays out of it."""
+    known = sorted((value, place) for place, value in enumerate(values) if value is not None)
+    corrected: list[float | None] = [None] * len(values)
+    largest = 0.0
+    for i, (value, place) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - i) * value))
+        corrected[place] = largest
+    return corrected
+
+
+class Resamples:
+    """Figures of several systems on test sets drawn anew from the one there is, with replacement.
+
+    sums    [systems, seeds, examples, k]: what each example adds to k sums, such as (right or not, 1)
+    figure  those sums -> the figure, such as right / number. It need not be a mean of examples: a correlation is one too.
+
+    A draw takes the same examples for every system and every seed, so differences between systems are paired. The draws are
+    a function of `seed` and the number of examples alone.
+    """
+
+    def __init__(self, sums: np.ndarray, figure: Figure, draws: int = RESAMPLES, seed: int = 0):
+        systems, seeds, examples, k = sums.shape
+        if examples < 1 or seeds < 1:
+            raise ValueError(f"nothing to draw from: {seeds} seeds, {examples} examples")
+        self.seed, self.draws = seed, draws
+        self.observed = figure(sums.sum(2))  # [systems, seeds]
+        columns = np.ascontiguousarray(np.moveaxis(sums, 2, 0)).reshape(examples, -1)
+        with np.errstate(invalid="ignore"):  # a run that failed has NaN for its sums, and is never asked for
+            drawn = [figure((counts @ columns).reshape(-1, systems, seeds, k)) for counts in self._counts(examples)]
+        self.drawn = np.concatenate(drawn)  # [draws, systems, seeds]
+
+    def _counts(self, examples: int) -> Iterator[np.ndarray]:
+        """[some draws, examples]: how often each example was drawn."""
+        chance, step = np.random.default_rng(self.seed), max(1, CHUNK // examples)
+        for start in range(0, self.draws, step):
+            picked = chance.integers(examples, size=(min(step, self.draws - start), examples), dtype=np.int32)
+            counts = np.empty(picked.shape)
+            for row, line in zip(picked, counts, strict=True):
+                line[:] = np.bincount(row, minlength=examples)
+            yield counts
+
+    def over_examples(self, a: int, b: int, seeds: Sequence[int]) -> float | None:
+        """Two-sided p-value of a against b, on the mean over these seeds."""
+        chosen = list(seeds)
+        observed = (self.observed[a, chosen] - self.observed[b, chosen]).mean()
+        drawn = (self.drawn[:, a, chosen] - self.drawn[:, b, chosen]).mean(-1)
+        return p_value(float(observed), drawn)
+
+    def over_both(self, a: int, b: int, seeds: Sequence[int]) -> float | None:
+        """The same where each draw also takes as many of these seeds, with replacement, the same for both. None for one seed.
+
+        S seeds drawn from S spread by sqrt((S - 1) / S) too little, which matters where S is 2 or 5: what the choice of seeds
+        moves is moved by as much more."""
+        chosen = np.array(seeds)
+        if len(chosen) < 2:
+            return None
+        observed = (self.observed[a, chosen] - self.observed[b, chosen]).mean()
+        chance = np.random.default_rng((self.seed, len(chosen)))
+        taken = chosen[chance.integers(len(chosen), size=(self.draws, len(chosen)))]  # [draws, seeds]
+        differences = self.drawn[:, a] - self.drawn[:, b]  # [draws, all seeds]
+        unmoved, moved = differences[:, chosen].mean(1), np.take_along_axis(differences, taken, 1).mean(1)
+        return p_value(float(observed), unmoved + (moved - unmoved) * math.sqrt(len(chosen) / (len(chosen) - 1)))
+
+
+def p_value(observed: float, drawn: np.ndarray) -> float | None:
+    """The drawn differences lie around the observed one as they would around zero if there were none: the share of draws that
+    are as far from the observed difference as it is from zero. One is added above and below: chance never says 0. None where
+    a figure is no number."""
+    if not math.isfinite(observed) or not np.isfinite(drawn).all():
+        return None
+    far = np.abs(drawn - observed) >= abs(observed) * (1 - 1e-12)  # equal counts as far, whatever the last bit says
+    return float((far.sum() + 1) / (len(drawn) + 1))

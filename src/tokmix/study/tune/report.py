@@ -1,0 +1,158 @@
+"""What a search tells: the table of trials, the best setting as a command, expected validation performance, tune.json, evp.png."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import tokmix
+from tokmix.runs.files import write_text
+from tokmix.runs.machine import machine, versions
+from tokmix.study.expected_performance import Curve, with_replacement, without_replacement
+from tokmix.study.tune.chance import Figure
+from tokmix.study.tune.space import apply
+from tokmix.study.tune.store import hide_password
+from tokmix.study.tune.trials import Finished
+from tokmix.training.report import clock
+from tokmix.training.settings import Settings
+
+NAME, PICTURE = "tune.json", "evp.png"
+
+
+def record(data: str, asked: dict[str, Any], figure: Figure, finished: Sequence[Finished]) -> dict[str, Any]:
+    scores = [trial.score for trial in finished]
+    return {
+        "format": "tokmix-tune",
+        "version": 1,
+        "data": data,
+        "space": asked["space"],
+        "seed": asked["settings"]["train"]["seed"],
+        "settings": asked["settings"],
+        "metric": figure.name,
+        "split": figure.split,
+        "higher_is_better": figure.higher,
+        "chance": figure.chance,
+        "trials": [
+            {
+                "number": trial.index,
+                "parameters": trial.parameters,
+                "score": trial.score,
+                "folder": f"trials/{trial.index:04d}",
+                **trial.result,
+            }
+            for trial in finished
+        ],
+        "evp": {
+            "with_replacement": asdict(with_replacement(scores, figure.higher)),
+            "without_replacement": asdict(without_replacement(scores, figure.higher)),
+        },
+        "command": shlex.join(["tokmix", *map(hide_password, sys.argv[1:])]),
+        "tokmix": tokmix.__version__,
+        "machine": machine(),
+        "versions": versions(),
+    }
+
+
+def write(out: Path, found: dict[str, Any]) -> None:
+    """Whole or not at all: several commands may write the same at the same time."""
+    partial = out / f".{NAME}.{os.getpid()}"
+    write_text(partial, json.dumps(found, indent=1) + "\n")
+    partial.rename(out / NAME)
+
+
+def best(finished: Sequence[Finished], figure: Figure) -> Finished | None:
+    """The first of the best that can be trained again: a diverged one counts as chance, but leaves no model. None: all diverged."""
+    sign = 1 if figure.higher else -1
+    trained = [trial for trial in finished if trial.result["state"] != "diverged"]
+    return max(trained, key=lambda trial: (sign * trial.score, -trial.index), default=None)
+
+
+def command(data: str, settings: Settings, parameters: dict[str, Any], imports: Sequence[str]) -> str:
+    """A `tokmix train` with these parameters: whatever is not a default, so that it stands without the config."""
+    told, plain = apply(settings, parameters).record(), Settings().record()
+    words = ["tokmix", "train", data, "--out", "best"]
+    for file in imports:
+        words += ["--import", str(file)]
+    for group, values in told.items():
+        for name, value in values.items():
+            if group == "prepare" or value != plain[group][name]:
+                words += _option(f"{group}.{name}", value)
+    return shlex.join(words)
+
+
+def _option(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", ",".join(value) if isinstance(value, (list, tuple)) else str(value)]
+
+
+def tell(found: dict[str, Any], finished: Sequence[Finished], figure: Figure, say: Callable[[str], None]) -> None:
+    """Trials from best to worst, then what to expect of n of them."""
+    names, sign = list(found["space"]), -1 if figure.higher else 1
+    rows = [["trial", *names, figure.name, "time", ""]]
+    for trial in sorted(finished, key=lambda trial: (sign * trial.score, trial.index)):
+        values = [_short(trial.parameters[name]) for name in names]
+        note = "diverged: scored at chance" if trial.result["state"] == "diverged" else ""
+        rows.append([str(trial.index), *values, f"{trial.score:.4f}", clock(trial.result["seconds"]), note])
+    say(_table(rows))
+    diverged = sum(trial.result["state"] == "diverged" for trial in finished)
+    seconds = sum(trial.result["seconds"] for trial in finished)
+    say(f"\n{len(finished)} trials, {diverged} of them diverged, {clock(seconds)} of training; {figure.name} on {_split(figure)}")
+    say(f"\nexpected {figure.name} of the best of n trials (mean ± standard deviation)")
+    curves = [Curve(**found["evp"][name]) for name in ("with_replacement", "without_replacement")]
+    shown = [["n", "with replacement", "without replacement"]]
+    for n in _steps(len(finished)):
+        shown.append([str(n), *(f"{curve.mean[n - 1]:.4f} ± {curve.deviation[n - 1]:.4f}" for curve in curves)])
+    say(_table(shown))
+
+
+def _split(figure: Figure) -> str:
+    return "valid" if figure.split == "valid" else "a part held out of train"
+
+
+def _steps(count: int) -> list[int]:
+    every = [n * 10**power for power in range(7) for n in (1, 2, 3, 4, 5, 6, 8)] if count > 12 else list(range(1, count + 1))
+    return sorted({n for n in every if n <= count} | {count})
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _table(rows: list[list[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def draw(path: Path, found: dict[str, Any], say: Callable[[str], None]) -> Path | None:
+    """Mean of the best of n, with its spread, by both ways."""
+    try:
+        from tokmix.show.plots import COLOURS, GREY, INK, figure
+
+        page = figure(7, 4)
+    except ImportError as error:
+        say(f"no picture: {error}")
+        return None
+    axes = page.add_subplot()
+    for (name, curve), colour in zip(found["evp"].items(), COLOURS, strict=False):
+        places = range(1, len(curve["mean"]) + 1)
+        low, high = ([m + side * d for m, d in zip(curve["mean"], curve["deviation"], strict=True)] for side in (-1, 1))
+        axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.plot(places, curve["mean"], color=colour, marker="o", markersize=3, linewidth=1.2, label=name.replace("_", " "))
+    axes.axhline(found["chance"], color=GREY, linewidth=0.8, linestyle=(0, (3, 2)), label="chance")
+    axes.set_xlabel("trials", color=INK)
+    axes.set_ylabel(f"expected {found['metric']} of the best", color=INK)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=GREY)
+    axes.legend(framealpha=0.9, edgecolor="none", fontsize=8)
+    partial = path.with_name(f".{os.getpid()}-{path.name}")
+    page.savefig(partial, format="png")
+    partial.rename(path)
+    return path

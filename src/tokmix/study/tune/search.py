@@ -1,0 +1,213 @@
+"""`tokmix tune`: data -> a folder of trials.
+
+    study.json      what was asked; a second command compares
+    journal.log     the trials, in Optuna's journal (or they are in PostgreSQL)
+    data/           token files, made once for all trials, where the data was not prepared already
+    trials/0007/    the run of trial 7
+    tune.json       the trials, their scores and costs, expected validation performance;  evp.png draws it
+
+The same command, run again here or on another machine, joins the search.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokmix.core.checks import at_least
+from tokmix.data.tokens import TokenFiles, is_prepared
+from tokmix.runs.files import write_text
+from tokmix.runs.locks import holding
+from tokmix.study.tune import report
+from tokmix.study.tune.chance import Figure, figure_of
+from tokmix.study.tune.crew import Crew
+from tokmix.study.tune.space import Space
+from tokmix.study.tune.store import Store, optuna
+from tokmix.study.tune.trials import Trials, check_same
+from tokmix.study.tune.watch import Watch
+from tokmix.study.tune.worker import Job, trial_settings, work
+from tokmix.training.distributed import check_alone
+from tokmix.training.imports import import_files
+from tokmix.training.preflight import card_hash, check_not_late, nothing_left_of, prepared_in
+from tokmix.training.settings import Settings
+from tokmix.training.task import Work
+
+MARK = "study.json"
+PATIENCE = 60  # seconds
+MOST = 8  # workers that are started without being asked for: each is a process with torch in it
+
+
+def run(
+    data: str | Path,
+    out: str | Path,
+    settings: Settings = Settings(),  # noqa: B008 - frozen
+    *,
+    trials: int = 20,
+    space: Space | None = None,
+    workers: int | None = None,
+    threads: int = 1,
+    storage: str | None = None,
+    study: str | None = None,
+    patience: int | None = None,
+    resume: bool = False,
+    imports: Sequence[str | Path] = (),
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Search until so many trials are finished -> what tune.json holds. ValueError for what does not work; KeyboardInterrupt after
+    Ctrl-C, with every trial saved."""
+    optuna()  # a package that is missing is missed before anything is written
+    space = space or Space.read(None)
+    at_least("--trials", trials, 1)
+    at_least("--threads", threads, 1)
+    if workers is not None:
+        at_least("--workers", workers, 1)
+    _check(settings, space)
+    for option, given in (("--study", study), ("--patience", patience)):
+        if given is not None and storage is None:
+            raise ValueError(f"{option} {given} is about a study in a database: give --storage too, or leave it out")
+    store = Store(Path(out), study or Path(out).resolve().name, storage, PATIENCE if patience is None else patience)
+    store.check()
+    import_files(imports)
+    say: Callable[[str], None] = (lambda line: None) if quiet else print
+    folder, asked, figure = _open(Path(data), store, settings, space, trials, threads, resume)
+    say(f"{trials} trials over {', '.join(space.ranges)}, compared by {figure.name} ({figure.split}; chance is {figure.chance:.4f})")
+    there = Trials.begin(store, trials, asked, figure.higher, resume)
+    left = trials - len(there.finished())
+    if left:
+        crew = min(workers or _default_workers(), left)
+        _search(_jobs(store, there, asked, folder, figure, threads, settings, imports, crew), there, figure, quiet)
+    return _finish(str(data), store, settings, imports, asked, figure, there, say)
+
+
+def _check(settings: Settings, space: Space) -> None:
+    check_alone("tune trains trials side by side with --workers")
+    if settings.train.final == "test":
+        raise ValueError("train.final='test': tune compares trials by valid; the best of many on test is no fair figure of it")
+    space.check(settings)
+
+
+def _default_workers() -> int:
+    """One a GPU, else one a core."""
+    if torch.cuda.is_available():
+        return torch.cuda.device_count()
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, MOST)
+
+
+def _open(
+    data: Path, store: Store, settings: Settings, space: Space, trials: int, threads: int, resume: bool
+) -> tuple[Path, dict[str, Any], Figure]:
+    """Make the folder or see that it is one of ours, prepare the data, try every shape of model.
+    -> (folder of token files, what is asked, figure)"""
+    out = store.out
+    if resume and not (out / MARK).is_file() and not store.shared:
+        raise ValueError(f"--resume: there is no study in {out}")
+    check_not_late(data, settings.prepare, "prepare.")
+    asked = json.loads(json.dumps({"settings": settings.record(), "space": space.record(), "threads": threads}))
+    asked["source"] = "prepared" if is_prepared(data) else f"{data.name}, {data.stat().st_size:,} bytes" if data.is_file() else data.name
+    _check_ours(out)
+    out.mkdir(parents=True, exist_ok=True)
+    with holding(out / ".lock"), nothing_left_of(out, new=_mark(out, asked)):
+        folder = prepared_in(data, out, settings)
+        asked["data"] = card_hash(folder)
+        files = TokenFiles(folder)
+        _try_shapes(files, settings, space, trials)
+        figure = figure_of(Work(files, trial_settings(settings, space.draw(settings.train.seed, 0), None)))
+    return folder, asked, figure
+
+
+def _check_ours(out: Path) -> None:
+    """Before a lock is put there: a folder of something else is left as it is."""
+    if not out.exists() or (out / MARK).is_file():
+        return
+    if not out.is_dir() or any(one.name not in (".lock", f".{MARK}") for one in out.iterdir()):
+        raise ValueError(f"{out} exists and is not a study of tokmix tune: nothing is overwritten; name another folder")
+
+
+def _mark(out: Path, asked: dict[str, Any]) -> bool:
+    """Whether the study is new in this folder."""
+    path = out / MARK
+    if path.is_file():
+        check_same(str(out), json.loads(path.read_text(encoding="utf-8")), asked)
+        return False
+    _check_ours(out)
+    write_text(out / f".{MARK}", json.dumps(asked, indent=1))
+    (out / f".{MARK}").rename(path)
+    return True
+
+
+def _try_shapes(files: TokenFiles, settings: Settings, space: Space, trials: int) -> None:
+    """A model that cannot be built should be told before the first trial and not by the last."""
+    tried = set()
+    probes = [space.draw(settings.train.seed, index) for index in range(trials)]
+    probes += [{name: value} for name, one in space.ranges.items() for value in one.ends()]
+    for probe in probes:
+        shape = json.dumps({name: value for name, value in probe.items() if name not in ("train.lr", "model.dropout") or len(probe) == 1})
+        if shape in tried:
+            continue
+        tried.add(shape)
+        try:
+            Work(files, trial_settings(settings, probe, None))
+        except ValueError as error:
+            told = ", ".join(f"{name}={value!r}" for name, value in probe.items())
+            raise ValueError(f"no trial can have {told}: {error}") from None
+
+
+def _jobs(
+    store: Store, trials: Trials, asked: dict[str, Any], folder: Path, figure: Figure, threads: int, settings: Settings,
+    imports: Sequence[str | Path], crew: int,
+) -> list[Job]:  # fmt: skip
+    """One a worker; GPUs in turn."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [
+        Job(
+            out=str(store.out), name=store.name, url=store.url, patience=store.patience, count=trials.count, base=trials.base, asked=asked,
+            data=str(folder), figure=vars(figure), threads=threads, device=f"cuda:{i % gpus}" if gpus else None,
+            imports=[str(file) for file in imports], parent=os.getpid() if crew > 1 else None,
+        )
+        for i in range(crew)
+    ]  # fmt: skip
+
+
+def _search(jobs: list[Job], trials: Trials, figure: Figure, quiet: bool) -> None:
+    """In this process where one worker is enough."""
+    watch = None if quiet else Watch(Trials(trials.store, trials.count, trials.asked), figure)
+    try:
+        if watch is not None:
+            watch.__enter__()
+        if len(jobs) == 1:
+            work(jobs[0])
+        else:
+            Crew(jobs).run()
+    except KeyboardInterrupt:
+        done = f"{len(trials.finished())} of {trials.count} trials are finished"
+        raise KeyboardInterrupt(f"stopped: {done}; the same command with --resume goes on") from None
+    finally:
+        if watch is not None:
+            watch.__exit__()
+
+
+def _finish(
+    data: str, store: Store, settings: Settings, imports: Sequence[str | Path], asked: dict[str, Any], figure: Figure, trials: Trials,
+    say: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
+    finished = trials.finished()
+    found = report.record(data, asked, figure, finished)
+    first = report.best(finished, figure)
+    found["best"] = None
+    if first is not None:
+        command = report.command(data, settings, first.parameters, [str(file) for file in imports])
+        found["best"] = {"number": first.index, "command": command}
+    report.write(store.out, found)
+    picture = report.draw(store.out / report.PICTURE, found, say)
+    report.tell(found, finished, figure, say)
+    say(f"\nwritten to {store.out / report.NAME}" + (f", drawn in {picture}" if picture else ""))
+    if first is None:
+        say("best: none, as every trial diverged; search smaller learning rates with --space")
+    else:
+        say(f"best: trial {first.index}, {figure.name} {first.score:.4f}\n{found['best']['command']}")
+    return found

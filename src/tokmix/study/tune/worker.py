@@ -1,0 +1,176 @@
+"""A worker: claims a trial, trains it, tells the score, until all trials are finished. Some run in this process, some are started."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokmix.study.tune.chance import Figure
+from tokmix.study.tune.space import apply
+from tokmix.study.tune.store import Store
+from tokmix.study.tune.trials import Claim, Trials, patiently
+from tokmix.training import train
+from tokmix.training.engine import Diverged
+from tokmix.training.imports import import_files
+from tokmix.training.settings import ModelSettings, Settings, TrainSettings
+
+LOOK = 1.0  # seconds between looks for a trial whose worker died
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a worker has to know, as JSON between processes."""
+
+    out: str
+    name: str
+    url: str | None
+    patience: int
+    count: int
+    base: int
+    asked: dict[str, Any]
+    data: str
+    figure: dict[str, Any]
+    threads: int
+    device: str | None
+    imports: list[str]
+    parent: int | None = None  # the process that started it; without that one it ends
+
+    def store(self) -> Store:
+        return Store(Path(self.out), self.name, self.url, self.patience)
+
+    def settings(self) -> Settings:
+        told = self.asked["settings"]
+        return Settings(ModelSettings(**told["model"]), TrainSettings(**told["train"]))  # the data is prepared already
+
+
+def work(job: Job) -> None:
+    """Until every trial is finished. ValueError where one cannot be, naming it; after KeyboardInterrupt its trial is given back."""
+    store, before = job.store(), torch.get_num_threads()
+    trials = patiently(store, lambda: Trials(store, job.count, job.asked, job.base))
+    torch.set_num_threads(job.threads)  # not by the number of workers: sums in another order are other numbers
+    try:
+        while len(patiently(store, trials.finished)) < job.count:
+            claim = patiently(store, trials.claim)
+            if claim is not None:
+                _run(job, trials, claim)
+                continue
+            if job.parent is not None and os.getppid() != job.parent:
+                return
+            stuck = trials.left_alone()
+            if stuck and not trials.running():
+                folder = store.out / "trials" / f"{stuck[0]:04d}"
+                raise ValueError(f"trial {stuck[0]} ended its worker several times ({folder}); the same command tries it again")
+            time.sleep(LOOK)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run(job: Job, trials: Trials, claim: Claim) -> None:
+    try:
+        with _pulse(job, trials, claim):
+            score, result = train_trial(job, claim)
+    except BaseException as error:
+        patiently(trials.store, lambda: trials.give_back(claim))
+        if isinstance(error, (ValueError, OSError, RuntimeError)):
+            told = ", ".join(f"{name}={value!r}" for name, value in claim.parameters.items())
+            raise ValueError(f"trial {claim.index} ({told}): {' '.join(str(error).split())}") from error
+        raise
+    else:
+        patiently(trials.store, lambda: trials.finish(claim, score, result))
+    finally:
+        claim.lock.release()
+
+
+def train_trial(job: Job, claim: Claim) -> tuple[float, dict[str, Any]]:
+    """(score, what to remember of it). A run that was begun by a worker that died goes on from its last checkpoint."""
+    figure, folder, began = Figure(**job.figure), Path(job.out) / "trials" / f"{claim.index:04d}", time.monotonic()
+    settings = trial_settings(job.settings(), claim.parameters, job.device)
+    if figure.split == "valid":  # a run by itself would report on test
+        settings = replace(settings, train=replace(settings.train, final="valid"))
+    try:
+        record = train.run(job.data, folder, settings, resume=True, imports=job.imports, quiet=True)
+        score = figure.of(record)
+        if not math.isfinite(score):
+            raise Diverged(f"{figure.name} is {score}")
+    except Diverged as error:
+        cost = error.cost or {}
+        result = {"state": "diverged", "seconds": cost.get("seconds", time.monotonic() - began), "cost": cost, "error": str(error)}
+        return figure.chance, result
+    return score, {"state": "finished", "seconds": record["cost"]["seconds"], "cost": record["cost"], "error": None}
+
+
+def trial_settings(settings: Settings, parameters: dict[str, Any], device: str | None) -> Settings:
+    chosen = apply(settings, parameters)
+    return replace(chosen, train=replace(chosen.train, baseline=False, device=chosen.train.device or device), prepare={})
+
+
+def last_entry(log: Path) -> dict[str, Any]:
+    """The newest whole line of a run's log; {} where there is none."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
+            lines = file.read().split(b"\n")[:-1]
+        return next((entry for entry in map(json.loads, reversed(lines)) if "loss" in entry), {})
+    except (OSError, ValueError):
+        return {}
+
+
+@contextmanager
+def _pulse(job: Job, trials: Trials, claim: Claim) -> Iterator[None]:
+    """Signs of life while a trial is trained; and an end of it when the process that started us is gone."""
+    done = threading.Event()
+
+    def beat() -> None:
+        last = time.monotonic()
+        while not done.wait(min(LOOK, trials.store.interval)):
+            if time.monotonic() - last >= trials.store.interval:
+                last = time.monotonic()
+                try:
+                    trials.sign_of_life(claim)
+                except Exception:  # the database is away: it is tried again; if that takes too long, another worker takes over
+                    continue
+            if job.parent is not None and os.getppid() != job.parent:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def main() -> int:
+    """A started worker: its job as one line on standard input; what did not work as one line on standard output."""
+    job = Job(**json.loads(sys.stdin.readline()))
+    try:
+        import_files(job.imports)
+        work(job)
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, OSError, ImportError) as error:
+        print(str(error), flush=True)
+        return 1
+    return 0
+
+
+def job_line(job: Job) -> str:
+    return json.dumps(asdict(job)) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Data for a trained model: read as it was for training, with the model's own tokenizer, columns and classes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tokmix.data.prepare.pipeline import prepare
+from tokmix.data.read.files import Delimited, Part, Text, format_of, open_source
+from tokmix.data.read.hub import is_saved
+from tokmix.data.tokens import TokenFiles, TokenSplit, is_prepared
+from tokmix.training.defaults import is_pair
+from tokmix.training.model_folder import Trained
+from tokmix.training.preflight import check_not_late
+
+READING = ("format", "pattern", "header", "encoding", "subset")  # settings of prepare that say how files are read
+
+
+def columns_of(trained: Trained) -> dict[str, Any]:
+    """The columns it was trained on, as settings of prepare."""
+    columns = trained.record["columns"]
+    if not columns:
+        return {}
+    known = {"text": ",".join(columns["text"]), "label": columns.get("target"), "split_column": columns.get("split")}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def reading_of(trained: Trained, data: str | Path) -> dict[str, Any]:
+    """How its training data was read, as settings of prepare, less what says nothing about data of another kind."""
+    record, path = trained.record, Path(data)
+    noted = record.get("data", {}).get("reading", record.get("settings", {}).get("prepare", {}))
+    known = {name: noted[name] for name in READING if noted.get(name) is not None}
+    trained_on = {format_of(Path(one["name"])) for one in record.get("data", {}).get("source", [])}
+    if path.is_file() and format_of(path) not in (None, *trained_on):
+        known.pop("format", None)  # its name tells another
+    if not path.is_dir() or is_saved(path):
+        known.pop("pattern", None)
+    if path.exists():
+        known.pop("subset", None)
+    return known
+
+
+def table_or_text(trained: Trained, path: Path, encoding: str) -> Part:
+    """A file of texts alone, of the format and with the names of columns that its training data had where its own do not tell."""
+    known = {"text": columns_of(trained).get("text", ""), **reading_of(trained, path), "encoding": encoding}
+    known["format"] = known.get("format") or format_of(path) or "txt"
+    if known.get("header") and _has_header(path, known):
+        del known["header"]
+    (part,) = _parts(path, known)
+    return part
+
+
+@contextmanager
+def token_files(trained: Trained, data: str | Path, settings: dict[str, Any]) -> Iterator[TokenFiles]:
+    """Prepared data as it is (it has to fit the model); other data is prepared in a folder that goes away."""
+    if is_prepared(data):
+        check_not_late(data, settings)
+        files = TokenFiles(data)
+        _check_fits(trained, data, files)
+        yield files
+        return
+    with tempfile.TemporaryDirectory(prefix="tokmix-") as folder:
+        out = Path(folder) / "data"
+        known = _settings(trained, data, settings)
+        prepare(data, out, **known)
+        yield TokenFiles(out)
+
+
+def _check_fits(trained: Trained, data: str | Path, files: TokenFiles) -> None:
+    card = files.card
+    if card.tokenizer["sha256"] != trained.record["tokenizer"]["sha256"]:
+        raise ValueError(f"{data} was prepared with another tokenizer than {trained.folder}: give the data itself, or prepare it anew")
+    if card.stream != trained.record["stream"] or trained.task not in (card.task, "mlm"):  # mlm reads rows or text of any task
+        raise ValueError(f"{data} was prepared for {card.task}, and {trained.folder} is a model for {trained.task}")
+    if is_pair(card) != trained.pair:
+        one, other = ("pairs of texts", "single texts") if trained.pair else ("single texts", "pairs of texts")
+        raise ValueError(f"{trained.folder} is a model of {one}, and {data} holds {other}")
+    if trained.task == "classify" and card.labels != trained.labels:
+        raise ValueError(f"{data} has the classes {', '.join(card.labels)}, but the model {', '.join(trained.labels)}")
+
+
+def _settings(trained: Trained, data: str | Path, settings: dict[str, Any]) -> dict[str, Any]:
+    task = "lm" if trained.task == "mlm" and trained.record["stream"] else trained.task
+    known = reading_of(trained, data) | columns_of(trained)
+    known |= {"task": task, "tokenizer": str(trained.folder / "tokenizer.json"), **settings}
+    if not trained.record["stream"]:
+        known.setdefault("max_len", trained.model.config.max_len)
+    if trained.labels:
+        known["labels"] = trained.labels
+    if "header" not in settings and "header" in known and _has_header(data, known):
+        del known["header"]
+    parts = _parts(data, known)
+    for name in [name for name in known if name not in settings and _is_idle(name, known, parts)]:
+        del known[name]
+    if not has_splits(parts, known.get("split_column")):
+        known["into"] = only_split(parts) or "test"
+    return known
+
+
+def _has_header(data: str | Path, known: dict[str, Any]) -> bool:
+    """Whether the columns are named in a first line, which the training data did not have."""
+    part = _parts(data, known | {"header": None})[0]
+    return isinstance(part, Delimited) and set(known.get("text", "").split(",")) <= set(part.columns())
+
+
+def _is_idle(name: str, known: dict[str, Any], parts: list[Part]) -> bool:
+    """Whether what held for the training data says nothing about this."""
+    if name in ("text", "label", "split_column") and isinstance(parts[0], Text):
+        return True  # plain text has no columns
+    if name == "split_column":
+        return not all(known[name] in part.columns() for part in parts)
+    return name == "header" and not any(isinstance(part, Delimited) for part in parts)
+
+
+def _parts(data: str | Path, known: dict[str, Any]) -> list[Part]:
+    header = [name.strip() for name in known["header"].split(",")] if known.get("header") else None
+    return open_source(
+        data, format=known.get("format"), pattern=known.get("pattern"), header=header, encoding=known.get("encoding", "utf-8"),
+        subset=known.get("subset"), task=known.get("task"),
+    )  # fmt: skip
+
+
+def has_splits(parts: list[Part], column: str | None) -> bool:
+    """By files or by a column. Of what a model is measured on, train need not be a part."""
+    if len({part.split for part in parts} - {None}) > 1:
+        return True
+    return not isinstance(parts[0], Text) and (column or "split") in {name if column else name.lower() for name in parts[0].columns()}
+
+
+def only_split(parts: list[Part]) -> str | None:
+    """The one that the names of all files tell."""
+    names = {part.split for part in parts}
+    return names.pop() if len(names) == 1 else None
+
+
+def choose_split(files: TokenFiles, asked: str | None) -> TokenSplit:
+    """The one asked for; else the only one; else test, then valid."""
+    if asked is not None:
+        files.card.split(asked)
+        return files[asked]
+    order = [name for name in ("test", "valid", "train") if name in files]
+    return files[order[0]]

@@ -1,0 +1,95 @@
+"""`tokmix eval MODEL DATA`: the figures of a trained model on data."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokmix.data.batches.mask import Masking
+from tokmix.data.batches.rows import Batches, RowBatches
+from tokmix.data.batches.windows import WindowBatches
+from tokmix.data.card import Card
+from tokmix.training import eval_data, model_folder
+from tokmix.training.distributed import World
+from tokmix.training.imports import import_files
+from tokmix.training.task import MASK, evaluate, main_figure
+
+TOKENS = 8192  # of a batch
+MOST_SHOWN, MISTAKES = 20, 10  # classes of a table that fits a screen; mistakes that are told of more classes
+
+
+def figures(trained: model_folder.Trained, data: str | Path, split: str | None = None, **settings: Any) -> dict[str, Any]:
+    """settings: those of prepare, for data that is not prepared."""
+    with eval_data.token_files(trained, data, settings) as files:
+        chosen = eval_data.choose_split(files, split)
+        batches: Batches
+        mask = _masking(trained, files.card) if trained.task == "mlm" else None
+        if files.card.stream:
+            batches = WindowBatches(chosen, length=trained.model.config.max_len, tokens=TOKENS, shuffle=False, mask=mask)
+        else:
+            batches = RowBatches(chosen, tokens=TOKENS, shuffle=False, mask=mask)
+        size = chosen.facts.bytes if trained.task == "lm" else None
+        world = World(device=trained.model.embedding.weight.device)
+        deviation = trained.record.get("deviation") or 1.0  # older folders did not note it
+        found = evaluate(trained.model, batches, trained.task, trained.labels, world, size, deviation)
+        return {"split": chosen.name, "truncated": chosen.facts.truncated, "warnings": list(files.card.warnings), **found}
+
+
+def _masking(trained: model_folder.Trained, card: Card) -> Masking:
+    """As much hidden as in training, where its figures come from, and by the same seed."""
+    train = trained.record.get("settings", {}).get("train", {})
+    return Masking(card, train.get("mask") or MASK, train.get("seed", 0))
+
+
+def run(
+    model: str | Path,
+    data: str | Path,
+    *,
+    split: str | None = None,
+    as_json: bool = False,
+    device: str = "cpu",
+    imports: Sequence[str | Path] = (),
+    **settings: Any,
+) -> dict[str, Any]:
+    import_files(imports)
+    trained = model_folder.load(model, device)
+    found = figures(trained, data, split, **{name: value for name, value in settings.items() if value is not None})
+    for warning in found["warnings"]:  # rows that were left out are in none of the figures
+        print(f"warning: {warning}", file=sys.stderr)
+    print(json.dumps(found) if as_json else table(trained.task, found))
+    return found
+
+
+def table(task: str, found: dict[str, Any]) -> str:
+    """Lines for people; the last is the figure the task is known by."""
+    name, _ = main_figure(task, found)
+    unit = "rows" if "rows" in found else "tokens"
+    lines = [f"{found[unit]:,} {unit} of {found['split']}" + (f", {found['truncated']:,} of them cut" if found["truncated"] else "")]
+    lines += [f"{key} {value:.4f}" for key, value in found.items() if isinstance(value, float) and key != name]
+    if "confusion" in found:
+        shown = confusion_lines if len(found["labels"]) <= MOST_SHOWN else mistake_lines
+        lines += shown(found["labels"], found["confusion"])
+    return "\n".join([*lines, f"{name} {found[name]:.4f}"])
+
+
+def confusion_lines(labels: list[str], counts: list[list[int]]) -> list[str]:
+    """True classes down, predicted ones across, and each class's share of the rows."""
+    names = [label[:12] for label in labels]
+    width = max(6, *(len(name) for name in names), *(len(str(count)) for row in counts for count in row))
+    total = max(1, sum(map(sum, counts)))
+    lines = ["true \\ predicted".ljust(16) + "".join(name.rjust(width + 1) for name in names) + "    share"]
+    for name, row in zip(names, counts, strict=True):
+        lines.append(name.ljust(16) + "".join(str(count).rjust(width + 1) for count in row) + f"{sum(row) / total:9.3f}")
+    return lines
+
+
+def mistake_lines(labels: list[str], counts: list[list[int]]) -> list[str]:
+    """Of many classes: which are taken for which, the commonest first."""
+    found = [(count, labels[a], labels[b]) for a, row in enumerate(counts) for b, count in enumerate(row) if count and a != b]
+    found.sort(key=lambda one: -one[0])
+    width = max((len(str(count)) for count, _, _ in found), default=1)
+    lines = [f"{count:{width},} of {true!r} taken for {predicted!r}" for count, true, predicted in found[:MISTAKES]]
+    return [f"{len(labels):,} classes; commonest mistakes (--json has the whole table):", *(lines or ["none"])]

@@ -1,0 +1,86 @@
+"""`tokmix generate MODEL --prompt ...`: continue a text, token by token as it comes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TextIO
+
+from tokmix.core import sampling
+from tokmix.core.checks import check_text
+from tokmix.training import model_folder
+from tokmix.training.imports import import_files
+from tokmix.training.model_folder import Trained
+
+
+def begin(trained: Trained, prompt: str) -> tuple[list[int], int | None]:
+    """The ids to go on from, and how many more the model takes; None: any number."""
+    if trained.task != "lm":
+        raise ValueError(f"{trained.folder} is a model for {trained.task}, and generate needs one for lm")
+    check_text(prompt)
+    limit = trained.model.limit
+    # In training a document begins after the end of the one before it.
+    start = [trained.roles["eot"], *map(int, trained.encoder().documents([prompt])[0])]
+    if limit is not None and len(start) >= limit:
+        raise ValueError(f"the prompt has {len(start) - 1} tokens, and this model takes at most {limit - 2} to go on from: shorten it")
+    return start, None if limit is None else limit - len(start)
+
+
+def stream(
+    trained: Trained,
+    prompt: str,
+    max_new: int = 200,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+) -> Iterator[str]:
+    """Pieces of text as they come; joined they are the continuation. It ends with the document, or after max_new tokens."""
+    start, room = begin(trained, prompt)
+    end, max_new = trained.roles["eot"], max_new if room is None else min(max_new, room)
+    ids: list[int] = []
+    shown = ""
+    before = trained.tokenizer.decode(start[1:])
+    for _, token in sampling.generate(
+        trained.model, [start], max_new, temperature=temperature, top_k=top_k, top_p=top_p, stop=(end,), seed=seed, stream=True
+    ):
+        if token == end:
+            break
+        ids.append(token)
+        text = trained.tokenizer.decode(start[1:] + ids)[len(before) :]
+        if not text.endswith("\ufffd"):  # half of a character so far
+            yield text[len(shown) :]
+            shown = text
+
+
+def run(
+    model: str | Path,
+    prompt: str,
+    *,
+    max_new: int = 200,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    device: str = "cpu",
+    imports: Sequence[str | Path] = (),
+    out: TextIO | None = None,
+) -> str:
+    """Print the prompt and its continuation as it comes; -> the continuation."""
+    import_files(imports)
+    out = out or sys.stdout
+    trained = model_folder.load(model, device)
+    _, room = begin(trained, prompt)
+    if room is not None and room < max_new:
+        print(f"this model takes {trained.model.limit} tokens: it can give {room} after this prompt, not {max_new}", file=sys.stderr)
+    pieces = []
+    for i, piece in enumerate(chain(stream(trained, prompt, max_new, temperature, top_k, top_p, seed), [""])):
+        if i == 0:  # nothing is printed before what was given has been checked
+            out.write(prompt)
+        out.write(piece)
+        out.flush()
+        pieces.append(piece)
+    out.write("\n")
+    return "".join(pieces)

@@ -1,0 +1,180 @@
+"""`tokmix predict MODEL TEXT ... | FILE | -`: a label and its probabilities, or a score, for each text.
+
+What else is in a batch never changes a prediction: padding is exact in every mixer, so only float32 rounding is left.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokmix.core.checks import check_text, one_of
+from tokmix.core.optional import np
+from tokmix.core.segments import Segments
+from tokmix.data.batches.rows import lay_out
+from tokmix.data.prepare.rows import text_of
+from tokmix.data.read.files import Text, format_of
+from tokmix.data.read.lines import decoded, lines
+from tokmix.training import model_folder
+from tokmix.training.eval_data import table_or_text
+from tokmix.training.imports import import_files
+from tokmix.training.model_folder import Trained
+
+TOKENS = 8192  # of a batch, padding included
+CHUNK = 4096  # texts read, sorted by length and answered at a time
+
+
+class Predictor:
+    def __init__(self, trained: Trained):
+        if trained.task not in ("classify", "regress"):
+            what = "generate continues a text" if trained.task == "lm" else "eval measures it on data"
+            raise ValueError(f"{trained.folder} is a model for {trained.task}, and predict needs classify or regress; {what}")
+        self.trained, self.encoder, self.cut = trained, trained.encoder(), 0
+
+    def __call__(self, texts: Iterable[str | tuple[str, ...]]) -> Iterator[dict[str, Any]]:
+        """An answer for each text, in order; for a model of pairs a text is (one, the other)."""
+        stream = iter(texts)
+        while chunk := [self._row(text) for text in islice(stream, CHUNK)]:
+            outputs = self._outputs(chunk)
+            for row, output in zip(chunk, outputs, strict=True):
+                yield {"text": row[0] if len(row) == 1 else list(row), **self._answer(output)}
+
+    def _row(self, text: str | tuple[str, ...]) -> tuple[str, ...]:
+        row = (text,) if isinstance(text, str) else tuple(text)
+        wanted = 2 if self.trained.pair else 1
+        if len(row) != wanted:
+            raise ValueError(f"this model reads {wanted} text{'s' * (wanted > 1)} at a time, not {len(row)}: {' | '.join(row)[:80]!r}")
+        for one in row:
+            check_text(one)
+        return row
+
+    @torch.inference_mode()
+    def _outputs(self, rows: Sequence[tuple[str, ...]]) -> torch.Tensor:
+        encoded, cut = self.encoder.rows(rows)
+        self.cut += len(cut)
+        lengths = np.array([len(ids) for ids in encoded])
+        order = np.argsort(lengths, kind="stable")
+        device = self.trained.model.embedding.weight.device
+        pieces, start = [], 0
+        while start < len(order):
+            stop = start + 1
+            while stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= TOKENS:
+                stop += 1
+            chosen = order[start:stop]
+            widths = lengths[chosen]
+            ids = np.concatenate([encoded[i] for i in chosen]).astype(np.int64)
+            laid = lay_out(ids, widths, int(widths.max()), self.trained.roles["pad"])
+            segments = Segments.from_lengths(widths.tolist(), device=device)
+            pieces.append(self.trained.model(laid.to(device), segments).float().cpu())
+            start = stop
+        outputs = torch.cat(pieces)
+        return outputs[torch.from_numpy(np.argsort(order, kind="stable"))]
+
+    def _answer(self, output: torch.Tensor) -> dict[str, Any]:
+        if self.trained.task == "regress":
+            return {"score": float(output)}
+        chances = output.softmax(-1).tolist()
+        labels = self.trained.labels
+        return {"label": labels[int(output.argmax())], "probabilities": dict(zip(labels, chances, strict=True))}
+
+
+def run(
+    model: str | Path,
+    given: Sequence[str],
+    *,
+    format: str = "jsonl",
+    encoding: str = "utf-8",
+    device: str = "cpu",
+    imports: Sequence[str | Path] = (),
+) -> int:
+    """Print an answer a line; -> how many."""
+    one_of("format", format, ["jsonl", "table"])
+    import_files(imports)
+    predictor = Predictor(model_folder.load(model, device))
+    count = 0
+    for answer in predictor(read_texts(predictor.trained, given, encoding)):
+        print(json.dumps(answer, ensure_ascii=False) if format == "jsonl" else _table_row(answer))
+        count += 1
+    if count == 0:
+        raise ValueError("there is no text to predict for")
+    if predictor.cut:
+        print(f"{predictor.cut:,} texts were cut to {predictor.trained.model.config.max_len} tokens", file=sys.stderr)
+    return count
+
+
+def _table_row(answer: dict[str, Any]) -> str:
+    text = answer["text"] if isinstance(answer["text"], str) else " | ".join(answer["text"])
+    shown = " ".join(text.split())
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    if "score" in answer:
+        return f"{answer['score']:10.4f}  {shown}"
+    return f"{answer['label']:<16} {answer['probabilities'][answer['label']]:.4f}  {shown}"
+
+
+def read_texts(trained: Trained, given: Sequence[str], encoding: str = "utf-8") -> Iterator[str | tuple[str, ...]]:
+    """Texts as given, the lines of standard input for '-', or a file: lines of a .txt, the model's text columns of a table.
+    In a line, a tab parts the two texts of a pair."""
+    if list(given) == ["-"]:
+        yield from _lines(trained, decoded(sys.stdin.buffer, "standard input", encoding))
+        return
+    if len(given) == 1 and _there(Path.is_file, given[0]):
+        yield from _file(trained, Path(given[0]), encoding)
+        return
+    for text in given:
+        _check_no_file(text)
+    if trained.pair and len(given) == 2 and not any("\t" in text for text in given):
+        yield tuple(given)
+    else:
+        yield from (_parted(trained, text) for text in given)
+
+
+def _check_no_file(text: str) -> None:
+    """One of the texts given, of which there may be several."""
+    if text == "-":
+        raise ValueError("'-' is standard input, a text a line, and no other text can be given beside it")
+    if _there(Path.is_file, text):
+        raise ValueError(f"{text!r} is a file, and a file is given alone; as a text it can be given on standard input, with -")
+    if _there(Path.is_dir, text):
+        raise ValueError(f"{text!r} is a folder: give a file in it, or the text on standard input, with -")
+    if " " not in text and format_of(Path(text)) is not None:
+        raise ValueError(f"no file {text!r}; a text that reads like a file's name can be given on standard input, with -")
+
+
+def _there(kind: Callable[[Path], bool], text: str) -> bool:
+    try:
+        return kind(Path(text)) and bool(text)
+    except (OSError, ValueError):  # longer than a name can be, or with letters that no name has: a text
+        return False
+
+
+def _lines(trained: Trained, numbered: Iterable[tuple[int, str]]) -> Iterator[str | tuple[str, ...]]:
+    """Blank ones are no texts; whoever lays answers beside lines has to know of them."""
+    blank = 0
+    for _, line in numbered:
+        if line.strip():
+            yield _parted(trained, line.rstrip("\r\n"))
+        else:
+            blank += 1
+    if blank:
+        print(f"blank lines left out: {blank:,}", file=sys.stderr)
+
+
+def _parted(trained: Trained, line: str) -> str | tuple[str, ...]:
+    return tuple(line.split("\t", 1)) if trained.pair else line
+
+
+def _file(trained: Trained, path: Path, encoding: str) -> Iterator[str | tuple[str, ...]]:
+    part = table_or_text(trained, path, encoding)
+    if isinstance(part, Text):
+        yield from _lines(trained, lines(path, encoding))
+        return
+    columns = list(trained.record["columns"]["text"])
+    for number, values in part.rows(columns):
+        texts = tuple(text_of(part, number, column, value) for column, value in zip(columns, values, strict=True))
+        yield texts if trained.pair else texts[0]

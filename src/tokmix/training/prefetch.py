@@ -1,0 +1,49 @@
+"""The next batch, built while the device is busy with this one: on a GPU the reading of rows is otherwise what a small model waits for.
+
+Batches are a function of (seed, epoch, step), so one built ahead is the one that would have been built in its turn.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from tokmix.data.batches.rows import Batch, Batches
+
+Place = tuple[int, int]  # epoch, step of the epoch
+
+
+class Ahead:
+    """depth 0: every batch when it is asked for, in the caller's thread."""
+
+    def __init__(self, batches: Batches, depth: int):
+        self.batches, self.depth = batches, depth
+        # One thread: the readers keep what they used last, and are not to be asked from two sides at once.
+        self.reader = ThreadPoolExecutor(1, thread_name_prefix="batches") if depth else None
+        self.coming: list[Future[tuple[Place, Batch]]] = []
+        self.expected: Place | None = None  # what will be asked for, if all goes on as it did
+        self.at: Place = (0, 0)  # what is built next
+
+    def take(self, epoch: int, step: int) -> tuple[Place, Batch]:
+        """The batch at that place, or, past an epoch's end, the first of the next -> (where it stands, the batch)."""
+        if self.reader is None:
+            return self._build((epoch, step))
+        if self.expected != (epoch, step):  # the first, or after a resume
+            for other in self.coming:
+                other.result()
+            self.coming, self.at = [], (epoch, step)
+        while len(self.coming) <= self.depth:
+            self.coming.append(self.reader.submit(self._build_next))
+        place, batch = self.coming.pop(0).result()
+        self.expected = (place[0], place[1] + 1)
+        return place, batch
+
+    def _build_next(self) -> tuple[Place, Batch]:
+        place, batch = self._build(self.at)
+        self.at = (place[0], place[1] + 1)
+        return place, batch
+
+    def _build(self, place: Place) -> tuple[Place, Batch]:
+        epoch, step = place
+        while step >= self.batches.steps(epoch):
+            epoch, step = epoch + 1, 0
+        return (epoch, step), self.batches.batch(epoch, step)

@@ -1,0 +1,78 @@
+"""What `train`, `tune` and `compare` do before anything runs: look at what was given, prepare the data, leave nothing behind in vain."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tokmix.core import stack
+from tokmix.core.mixer import check_options
+from tokmix.data.card import Card
+from tokmix.data.prepare.pipeline import prepare, source_facts
+from tokmix.data.tokens import is_prepared
+from tokmix.training.settings import Settings
+
+
+def check_stack(text: str) -> None:
+    """A stack that no task could have; whether it fits the data, only the data tells."""
+    for spec in stack.parse(text):
+        check_options(spec.name, spec.options)
+
+
+def source_of(data: Path) -> str:
+    """What a run is compared by when it is resumed: the content of prepared data, the name of other, whose content `check_source`
+    compares once it is prepared."""
+    return card_hash(data) if is_prepared(data) else data.name
+
+
+def card_hash(folder: Path) -> str:
+    return hashlib.sha256((folder / "card.json").read_bytes()).hexdigest()
+
+
+def check_not_late(data: str | Path, settings: dict[str, Any], prefix: str = "") -> None:
+    """Settings of preparing are of no use where that is done."""
+    if settings and is_prepared(data):
+        raise ValueError(f"{data} is prepared already, so {prefix}{next(iter(settings))} comes too late")
+
+
+def prepare_settings(settings: Settings) -> dict[str, Any]:
+    return settings.prepare if settings.train.task is None else {"task": settings.train.task, **settings.prepare}
+
+
+def token_folder(data: Path, out: Path) -> Path:
+    """`data` itself where it is prepared, else out/data."""
+    return data if is_prepared(data) else out / "data"
+
+
+def prepared_in(data: Path, out: Path, settings: Settings) -> Path:
+    """The folder of token files, made where it is not there yet."""
+    folder = token_folder(data, out)
+    if not folder.exists():
+        prepare(data, folder, **prepare_settings(settings))
+    return folder
+
+
+def check_source(data: Path, out: Path, settings: Settings) -> None:
+    """What is resumed goes on with out/data: that was made of this very data, unless the data is gone and nobody can tell."""
+    folder = out / "data"
+    if is_prepared(data) or not data.exists() or not folder.exists():
+        return
+    before, now = Card.read(folder).source, source_facts(data, **prepare_settings(settings))
+    changed = [one["name"] for one in [*now, *before] if one not in before or one not in now]
+    if changed:
+        raise ValueError(f"{out} was started on other data, so it cannot be resumed on {data}: {changed[0]} is not what it was")
+
+
+@contextmanager
+def nothing_left_of(out: Path, new: bool) -> Iterator[None]:
+    """Bad data, or settings that do not fit it: a new folder goes away again, as a second try would run into it."""
+    try:
+        yield
+    except BaseException:
+        if new:
+            shutil.rmtree(out, ignore_errors=True)
+        raise

@@ -1,0 +1,193 @@
+"""What a run tells: progress while it trains, the learning curve, the model card."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokmix.training.task import main_figure
+
+SHOWN = ("accuracy", "pearson", "loss")
+EVERY = 10.0  # seconds between lines where nothing else happens
+
+
+class Log:
+    """log.jsonl, one entry a line, and lines for people: a bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, path: Path, quiet: bool = False):
+        self.path, self.quiet = path, quiet
+        self.file: Any = None
+        self.bar: Any = None
+        self.loss, self.held, self.last = float("nan"), "", time.monotonic()
+        self.start: tuple[float, int, int] | None = None  # (time, step, tokens) since when the pace is taken
+
+    def open(self, step: int) -> None:
+        """Keep what was logged up to that step: what came after it will come again."""
+        entries = [(line, json.loads(line)) for line in _lines(self.path)]
+        kept = [line for line, entry in entries if entry["step"] <= step and "cost" not in entry]
+        self.path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - held as long as the run
+        if not self.quiet and sys.stderr.isatty():
+            self.bar = _bar()
+
+    def add_cost(self, step: int, epoch: int, cost: dict[str, Any]) -> None:
+        """The last line of a log."""
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "total": step, "epoch": epoch, "cost": cost}) + "\n")
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+    def __call__(self, entry: dict[str, Any]) -> None:
+        if self.file is not None:
+            self.file.write(json.dumps(entry) + "\n")
+            self.file.flush()
+        if "held" in entry:
+            self.held = "  ".join(f"{name} {entry['held'][name]:.4f}" for name in SHOWN if name in entry["held"])
+        else:
+            self.loss = entry["loss"]
+            self.start = self.start or (time.monotonic(), entry["step"], entry["tokens"])
+            self.pace = self._pace(entry)
+        if not self.quiet:
+            self._show(entry)
+
+    def _pace(self, entry: dict[str, Any]) -> str:
+        assert self.start is not None
+        began, step, tokens = self.start
+        seconds = max(time.monotonic() - began, 1e-9)
+        if entry["step"] == step:
+            return ""
+        left = (entry["total"] - entry["step"]) * seconds / (entry["step"] - step)
+        return f"{(entry['tokens'] - tokens) / seconds:,.0f} tokens/s  {clock(left)} left"
+
+    def _show(self, entry: dict[str, Any]) -> None:
+        line = f"step {entry['step']:>6}/{entry['total']}  epoch {entry['epoch'] + 1}" + (
+            "" if math.isnan(self.loss) else f"  loss {self.loss:.4f}"
+        )
+        line += f"  held out: {self.held}" if self.held else ""
+        line += f"  {self.pace}" if getattr(self, "pace", "") else ""
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], description=line, completed=entry["step"], total=entry["total"])
+        elif "held" in entry or time.monotonic() - self.last > EVERY:
+            print(line, file=sys.stderr, flush=True)
+            self.last = time.monotonic()
+
+
+def _lines(path: Path) -> list[str]:
+    """Whole lines only: the last one may have been cut off by a kill."""
+    if not path.is_file():
+        return []
+    return [line for line in path.read_text(encoding="utf-8").split("\n")[:-1] if line]
+
+
+def _bar() -> Any:
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+    except ImportError:
+        return None
+    bar = Progress(BarColumn(bar_width=20), TextColumn("{task.description}"), console=Console(stderr=True))
+    bar.add_task("starting", total=None)
+    bar.start()
+    return bar
+
+
+def clock(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}" if whole >= 3600 else f"{whole // 60}:{whole % 60:02d}"
+
+
+def factors(cost: dict[str, Any]) -> str:
+    """Cost(R) = E · D · H in one line."""
+    e, d, h = cost["flops_training"], cost["examples"], cost.get("trials", 1)
+    return f"Cost(R) = E · D · H = {e:,} FLOPs · {d:,} examples · {h} {'trial' if h == 1 else 'trials'} = {e * d * h:.3e} FLOPs"
+
+
+def measured(cost: dict[str, Any]) -> str:
+    """Memory and energy in words; what was not measured is called so."""
+    peak, energy = cost.get("peak_memory_bytes"), cost.get("energy_joules")
+    memory = "peak memory not measured" if peak is None else f"peak memory {peak / 2**20:,.0f} MiB ({cost['peak_memory_of']})"
+    note = f" ({cost['energy_note']})" if cost.get("energy_note") else ""
+    joules = f"energy not measured{note}" if energy is None else f"energy {energy:,.1f} J by {cost['energy_source']}{note}"
+    return f"{memory}, {joules}"
+
+
+def draw_curve(log: Path, path: Path, task: str, say: Callable[[str], None]) -> Path | None:
+    """Training loss, and the figure on the held-out part, over the steps."""
+    try:
+        from tokmix.show.plots import COLOURS, GREY, INK, figure
+
+        page = figure(7, 4)
+    except ImportError as error:
+        say(f"no learning curve: {error}")
+        return None
+    entries = [json.loads(line) for line in _lines(log)]
+    losses = [(entry["step"], entry["loss"]) for entry in entries if "loss" in entry]
+    held = [(entry["step"], entry["held"]) for entry in entries if "held" in entry]
+    axes = page.add_subplot()
+    axes.plot(*zip(*losses, strict=True) if losses else ([], []), color=COLOURS[1], linewidth=1.2, label="loss, training")
+    if held:
+        axes.plot([step for step, _ in held], [figures["loss"] for _, figures in held], color=COLOURS[0], label="loss, held out")
+        name, _ = main_figure(task, held[0][1])
+        if name != "loss":
+            other = axes.twinx()
+            other.plot([step for step, _ in held], [figures[name] for _, figures in held], color=COLOURS[2], marker="o", markersize=3)
+            other.set_ylabel(f"{name}, held out", color=COLOURS[2])
+            other.tick_params(colors=GREY)
+    axes.set_xlabel("step", color=INK)
+    axes.set_ylabel("loss", color=INK)
+    axes.tick_params(colors=GREY)
+    axes.legend(frameon=False, fontsize=8)
+    page.savefig(path)
+    return path
+
+
+def model_card(record: dict[str, Any]) -> str:
+    """README.md of a model folder."""
+    data, cost, figures = record["data"], record["cost"], record["figures"]
+    lines = [
+        "---", "library_name: transformers", "tags: [tokmix]", "---", "",
+        f"# {record['task']} with {record['model']['stack']}", "",
+        f"Trained with tokmix {record['tokmix']}, seed {record['settings']['train']['seed']}.", "",
+        "## Data", "",
+        *(f"- {name}: {split['rows']:,} rows, {split['tokens']:,} tokens" for name, split in data["splits"].items()),
+        *(f"- source: {one['name']}, sha256 {one.get('sha256', one.get('fingerprint', 'unknown'))}" for one in data["source"]),
+        *(f"- {warning}" for warning in data["warnings"]),
+    ]  # fmt: skip
+    if record["labels"]:
+        lines.append(f"- classes: {', '.join(record['labels'])}")
+    lines += ["", "## Figures", ""]
+    if figures:
+        lines.append(f"On {record['split']}, computed once, after training:")
+        lines += ["", *(f"- {name}: {value:.4f}" for name, value in figures.items() if isinstance(value, float))]
+    else:
+        lines.append("There was no split to report on.")
+    simple = record["baseline"]
+    if simple and "bits_per_byte" in simple:
+        lines.append(f"- a byte n-gram model of order {simple['order']} on the same text: {simple['bits_per_byte']:.4f} bits per byte")
+    elif simple:
+        lines.append(f"- a bag of words (TF-IDF 1-2 grams, logistic regression) on the same rows: accuracy {simple['accuracy']:.4f}")
+    lines += [
+        "", "## Cost", "",
+        f"- {cost['parameters']:,} parameters",
+        f"- {cost['flops']:,} FLOPs a forward pass of {cost['length']} tokens",
+        f"- {cost['flops_forward']:,} FLOPs a forward pass of the mean training example ({cost['mean_length']:g} tokens; matrix products;"
+        f" {cost['flops_pointwise']:,} more element by element), {cost['flops_training']:,} forward and backward",
+        f"- {factors(cost)}",
+        f"- {cost['distinct_examples']:,} distinct examples, {cost['steps']:,} steps, {cost['tokens']:,} tokens, {cost['seconds']:.0f} s,"
+        f" processes: {cost['processes']}, {cost['device']}",
+        f"- {measured(cost)}",
+        f"- {', '.join(f'{name} {version}' for name, version in cost['versions'].items())}",
+        "", "## Use", "", "```", "tokmix predict FOLDER 'some text'" if record["task"] in ("classify", "regress") else
+        "tokmix generate FOLDER --prompt 'Once'" if record["task"] == "lm" else "tokmix eval FOLDER DATA", "```", "",
+    ]  # fmt: skip
+    return "\n".join(lines)

@@ -1,0 +1,250 @@
+"""What a task adds to the loop: the model's shape, its batches, its loss, and its figures.
+
+classify, regress   rows with a target each     RowBatches
+mlm                 rows or a running text      RowBatches or WindowBatches, with some tokens hidden
+lm                  a running text              WindowBatches
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokmix.core import stack as stacks
+from tokmix.core.mixer import mixer_class
+from tokmix.core.model import Model, ModelConfig
+from tokmix.core.optional import np
+from tokmix.core.seeds import seeded
+from tokmix.data.batches.mask import IGNORE, Masking
+from tokmix.data.batches.rows import Batch, Batches, RowBatches
+from tokmix.data.batches.windows import WindowBatches
+from tokmix.data.card import Card
+from tokmix.data.split import holdout, portion
+from tokmix.data.tokens import TokenFiles, TokenSplit
+from tokmix.training import metrics
+from tokmix.training.defaults import HELD_ROWS, HELD_TOKENS, Default, default_epochs, default_of, default_warm_up, is_pair
+from tokmix.training.distributed import World
+from tokmix.training.settings import ModelSettings, Settings, TrainSettings
+from tokmix.training.target_scaler import unit_of
+
+MASK = 0.15  # share of tokens hidden where masked language modelling is the task itself
+
+
+def task_of(card: Card, asked: str | None) -> str:
+    """The task of a run: the data's own, or masked language modelling on any text."""
+    if asked is None or asked == card.task:
+        return card.task
+    if asked == "mlm":
+        return "mlm"
+    raise ValueError(f"task={asked!r} does not fit the data, which was prepared for {card.task!r}; prepare it with task={asked}")
+
+
+def final_split(files: TokenFiles, asked: str | None) -> str | None:
+    """The split of the reported figure: the one asked for, else test, else valid, where there is one."""
+    if asked is not None:
+        files.card.split(asked)  # says so where it is not there
+    return asked or next((name for name in ("test", "valid") if name in files), None)
+
+
+def model_config(card: Card, task: str, settings: ModelSettings) -> ModelConfig:
+    default = default_of(card, task)
+    length = settings.length if card.stream else card.max_len
+    assert length is not None
+    return ModelConfig(
+        stack=settings.stack or default.stack,
+        dim=settings.dim,
+        vocab=card.tokenizer["vocab"],
+        head=task,
+        causal=task == "lm",
+        max_len=length,
+        classes=len(card.labels) if task == "classify" else 1 if task == "regress" else 2,
+        layout=settings.layout,
+        norm=settings.norm,
+        feed_forward="auto" if settings.feed_forward is None else settings.feed_forward,
+        feed_forward_kind=settings.feed_forward_kind,
+        dropout=default.dropout if settings.dropout is None else settings.dropout,
+        positions=settings.positions or default.positions,
+        pooling=settings.pooling,
+        # Rows have a scale of their own (Work.build), which was tuned with weights that are read as they are.
+        embedding_std=1.0 if task in ("classify", "regress") else ModelConfig.embedding_std,
+        ngrams=settings.ngrams,
+        buckets=settings.buckets,
+        separator=_separator(card, default, settings.compare),
+    )
+
+
+def _separator(card: Card, default: Default, asked: bool | None) -> int | None:
+    """The id that ends each of the two texts, where they are to be compared."""
+    known = card.tokenizer["roles"].get("sep") if is_pair(card) else None
+    if asked and known is None:
+        raise ValueError("model.compare needs rows of two texts, and a tokenizer with a separator between them")
+    return known if asked or (asked is None and default.compare) else None
+
+
+class Work:
+    """A prepared folder and settings -> everything the loop asks for."""
+
+    def __init__(self, files: TokenFiles, settings: Settings):
+        self.files, self.card, self.settings = files, files.card, settings
+        if "train" not in files:
+            raise ValueError(f"{files.folder} has no train split; it has: {', '.join(files.splits)}")
+        self.train: TrainSettings = settings.train
+        self.task = task_of(self.card, self.train.task)
+        self.final = final_split(files, self.train.final)
+        self.config = model_config(self.card, self.task, settings.model)
+        with torch.device("meta"):
+            Model(self.config)  # a stack that does not fit the task says so now
+        if self.train.packed:
+            for spec in stacks.parse(self.config.stack):
+                if "packed" not in mixer_class(spec.name).modes:
+                    raise ValueError(f"mixer {spec.name!r} has no 'packed' mode: train it with packed=false")
+        self.kept, self.held = self._divide(files["train"])
+        roles = self.card.tokenizer["roles"]
+        self.hidden = roles.get("mask")
+        self.specials = torch.tensor(sorted({roles[role] for role in ("pad", "cls", "sep", "eot") if role in roles}))
+        self.default = default_of(self.card, self.task)
+        self.lr = self.default.lr if self.train.lr is None else self.train.lr
+        self.average = self.default.average if self.train.average is None else self.train.average
+        self.hide = (
+            (self.default.token_dropout if self.hidden is not None else 0.0)
+            if self.train.token_dropout is None
+            else self.train.token_dropout
+        )
+        if (self.hide or self.train.pretrain) and self.hidden is None:
+            what = "train.token_dropout" if self.hide else "train.pretrain"
+            raise ValueError(f"{what} needs a tokenizer with a mask token; prepare the data as rows, with a tokenizer made for them")
+        if self.train.pretrain and self.task not in ("classify", "regress"):
+            raise ValueError(f"train.pretrain comes before classify or regress, not before {self.task}")
+        if self.train.label_smoothing and self.task != "classify":
+            raise ValueError(f"train.label_smoothing smooths the classes of classify, and this is {self.task}: leave it out")
+        self.warm_up_epochs = self._warm_up_epochs()
+        if self.train.mask is not None and self.task != "mlm" and not self.warm_up_epochs:
+            other = ", or a warm-up before it: train.pretrain=30" if self.task in ("classify", "regress") else ""
+            raise ValueError(f"train.mask hides tokens to be found, and {self.task} hides none: it needs train.task=mlm{other}")
+        scores = self.card.splits["train"].scores
+        self.mean, self.deviation = (scores["mean"], scores["deviation"] or 1.0) if self.task == "regress" else (0.0, 1.0)
+        self.unit = unit_of(self.deviation)
+
+    def _divide(self, split: TokenSplit) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Row numbers (trained on, held out); (None, None) where too little is there to hold anything out."""
+        share = self.train.holdout
+        if share is None:
+            share = min(0.1, HELD_TOKENS / max(split.tokens, 1) if self.card.stream else HELD_ROWS / max(len(split), 1))
+        kept, held = holdout(split.groups, share)
+        if not (len(held) and len(kept)):
+            return (None, None) if self.train.fraction == 1 else (portion(np.arange(len(split)), split.keys, self.train.fraction), None)
+        return portion(kept, split.keys, self.train.fraction), held  # what is held out stays the same for every fraction
+
+    def build(self, device: torch.device) -> Model:
+        """A fresh model of the seed."""
+        with seeded(self.train.seed):
+            model = Model(self.config)
+        with torch.no_grad():
+            if self.task == "regress":
+                model.head.bias.fill_(self.mean if self.unit == 1 else 0.0)  # type: ignore[union-attr, operator]
+            if self.task in ("classify", "regress"):
+                scale = self.settings.model.embedding
+                model.embedding.weight.mul_(self.default.embedding if scale is None else scale)
+        return model.to(device)
+
+    def batches(self, split: str, world: World, rows: np.ndarray | None = None, shuffle: bool = False) -> Batches:
+        train, data = self.train, self.files[split]
+        mask = Masking(self.card, MASK if train.mask is None else train.mask, train.seed) if self.task == "mlm" else None
+        if self.card.stream:
+            return WindowBatches(
+                data, length=self.config.max_len, tokens=train.tokens, rows=rows, seed=train.seed, shuffle=shuffle, mask=mask,
+                rank=world.rank, world=world.size,
+            )  # fmt: skip
+        return RowBatches(
+            data, tokens=train.tokens, max_rows=train.rows if shuffle else None, rows=rows, seed=train.seed, shuffle=shuffle,
+            packed=train.packed, mask=mask, rank=world.rank, world=world.size,
+        )  # fmt: skip
+
+    def train_batches(self, world: World) -> Batches:
+        return self.batches("train", world, self.kept, shuffle=True)
+
+    def held_batches(self, world: World) -> Batches | None:
+        return None if self.held is None else self.batches("train", world, self.held)
+
+    def default_epochs(self) -> int:
+        return default_epochs(self.card, self.task, self.train.fraction)
+
+    def _warm_up_epochs(self) -> int:
+        """By default only where the length of the run is left to us too."""
+        if self.train.pretrain is not None or self.train.epochs is not None or self.train.steps is not None:
+            return self.train.pretrain or 0
+        return default_warm_up(self.card, self.task, self.train.fraction)
+
+    def hide_tokens(self, ids: Tensor) -> Tensor:
+        """Some tokens of the input as the mask: what a row says must not hang on a single word."""
+        if not self.hide:
+            return ids
+        chosen = (torch.rand(ids.shape) < self.hide) & ~torch.isin(ids, self.specials)
+        return ids.masked_fill(chosen, int(self.hidden or 0))
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Summed over the batch's targets."""
+        smoothing = self.train.label_smoothing if self.task == "classify" else 0.0
+        return loss(self.task, outputs, batch.targets, self.deviation, smoothing)
+
+    def score(self, figures: dict[str, Any]) -> float:
+        """What the best weights are chosen by: higher is better."""
+        name, sign = main_figure(self.task, figures)
+        return sign * float(figures[name])
+
+    def evaluate(self, model: Model, batches: Batches, world: World, size: int | None = None) -> dict[str, Any]:
+        return evaluate(model, batches, self.task, self.card.labels, world, size, self.deviation)
+
+
+def loss(task: str, outputs: Tensor, targets: Tensor, deviation: float = 1.0, smoothing: float = 0.0) -> Tensor:
+    if task == "regress":
+        return ((outputs.float() - targets) / deviation).square().sum()
+    return F.cross_entropy(
+        outputs.float().flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing
+    )
+
+
+def main_figure(task: str, figures: dict[str, Any]) -> tuple[str, int]:
+    """(name of the figure a task is known by, 1 where higher is better else -1)"""
+    if task == "lm" and "bits_per_byte" in figures:
+        return "bits_per_byte", -1
+    return {"classify": ("accuracy", 1), "regress": ("pearson", 1)}.get(task, ("loss", -1))
+
+
+@torch.inference_mode()
+def evaluate(
+    model: Model, batches: Batches, task: str, labels: list[str], world: World, size: int | None = None, deviation: float = 1.0
+) -> dict[str, Any]:
+    """Figures over one epoch of unshuffled batches, each rank on its part. `size`: bytes of the text, for bits per byte."""
+    model.eval()
+    rows: list[int] = []
+    outputs: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
+    total, count, hits = 0.0, 0, 0
+    for batch in batches.epoch(0):
+        moved = batch.to(world.device)
+        logits = model(moved.ids, moved.segments)
+        if batch.weight == 0:  # nothing of this rank's own, read to keep step: a sharded model needs every rank for a pass
+            continue
+        total += float(loss(task, logits, moved.targets, deviation))
+        count += batch.count
+        if task in ("classify", "regress"):
+            rows += batch.rows
+            outputs.append((logits.argmax(-1) if task == "classify" else logits.float()).cpu().numpy())
+            targets.append(batch.targets.numpy())
+        else:
+            hits += int((logits.argmax(-1) == moved.targets).sum())
+    parts = world.gather((total, count, hits, rows, outputs, targets))
+    total, count, hits = (sum(part[i] for part in parts) for i in range(3))
+    figures: dict[str, Any] = {"rows" if task in ("classify", "regress") else "tokens": count, "loss": total / max(count, 1)}
+    if task in ("classify", "regress"):
+        predicted, wanted = (np.concatenate([piece for part in parts for piece in part[i]]) for i in (4, 5))
+        return figures | (metrics.of_classes(predicted, wanted, labels) if labels else metrics.of_scores(predicted, wanted))
+    figures["token_accuracy"] = hits / max(count, 1)
+    if task == "lm" and size:
+        figures["bits_per_byte"] = total / math.log(2) / size
+    return figures

@@ -1,0 +1,249 @@
+"""`tokmix train`: data -> a run folder.
+
+    run.json       what was asked; --resume compares
+    data/          token files, where the data was not prepared already
+    warmup/        a warm-up before it, where there is one (warmup.py)
+    checkpoints/   the last two
+    log.jsonl      losses and figures by step, at the end what the run cost;  curve.png draws them
+    model/         the model folder; appears at the end, complete
+
+run("reviews.csv", "run")  ->  the record of the run (training.json)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import tokmix
+from tokmix.data.tokens import TokenFiles
+from tokmix.runs.files import check_free, write_text
+from tokmix.training import (
+    baseline,
+    cost_record,
+    eval_data,
+    model_folder,
+    ngram,
+    report,
+    warmup,
+)
+from tokmix.training.checkpoint import Checkpoints
+from tokmix.training.distributed import World, join_world
+from tokmix.training.engine import Diverged, Engine, Interrupted
+from tokmix.training.imports import import_files
+from tokmix.training.preflight import check_not_late, check_source, check_stack, nothing_left_of, prepared_in, source_of, token_folder
+from tokmix.training.settings import Settings, differences
+from tokmix.training.sharding import spread
+from tokmix.training.task import Work, main_figure
+
+RUN = "run.json"
+# What may change on --resume.
+FREE = ("train.save_seconds", "train.save_steps", "train.log_steps", "train.baseline", "train.device", "train.shard")
+
+
+def run(
+    data: str | Path,
+    out: str | Path,
+    settings: Settings = Settings(),  # noqa: B008 - frozen
+    *,
+    resume: bool = False,
+    imports: Sequence[str | Path] = (),
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Train and save. ValueError for what does not work, naming it; KeyboardInterrupt after Ctrl-C, with a checkpoint saved."""
+    out = Path(out)
+    if not resume and int(os.environ.get("RANK", "0")) == 0:
+        check_free(out)
+    import_files(imports)
+    if settings.model.stack is not None:
+        check_stack(settings.model.stack)
+    with join_world(settings.train.device) as world:
+        spread(settings.train.shard, world)  # what cannot be is said before anything is written
+        say: Callable[[str], None] = print if world.first and not quiet else lambda line: None
+        if (out / "model" / model_folder.RECORD).is_file() and resume:
+            if world.first and (out / RUN).is_file():
+                _check_same(Path(data), out, settings)
+            say(f"{out / 'model'} is there already: this run has ended")
+            return json.loads((out / "model" / model_folder.RECORD).read_text(encoding="utf-8"))
+        with nothing_left_of(out, new=world.first and not out.exists()):
+            if world.first:
+                _open_run(Path(data), out, settings)
+            world.wait()
+            work = Work(TokenFiles(token_folder(Path(data), out)), settings)
+        say(work.card.summary())
+        return _Run(work, out, world, say, quiet or not world.first, [Path(file).name for file in imports]).train(resume)
+
+
+def _open_run(data: Path, out: Path, settings: Settings) -> None:
+    """Make the folder and note what was asked, or see that it is what was asked before; prepare the data."""
+    check_not_late(data, settings.prepare, "prepare.")
+    path = out / RUN
+    if path.is_file():
+        _check_same(data, out, settings)
+    elif out.exists() and any(one.name != ".run.json" for one in out.iterdir()):
+        raise ValueError(f"{out} exists and is not a run of tokmix train: nothing is overwritten; name another folder")
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / ".run.json", json.dumps({"source": source_of(data), "settings": settings.record()}, indent=1))
+        (out / ".run.json").rename(path)
+    prepared_in(data, out, settings)
+
+
+def _check_same(data: Path, out: Path, settings: Settings) -> None:
+    """A run goes on as it was started: with these settings, on this data."""
+    before = json.loads((out / RUN).read_text(encoding="utf-8"))
+    if changed := differences(before["settings"], settings.record(), FREE):
+        raise ValueError(f"{out} was started with other settings, so it cannot be resumed with these: {'; '.join(changed)}")
+    gone = not data.exists() and not (out / "data").exists()  # prepared data, which has to be there to go on, and not to have ended
+    if before["source"] != source_of(data) and not gone:
+        raise ValueError(f"{out} was started on other data, so it cannot be resumed on {data}")
+    check_source(data, out, settings)
+
+
+class _Run:
+    def __init__(self, work: Work, out: Path, world: World, say: Callable[[str], None], quiet: bool, imports: list[str]):
+        self.work, self.files, self.out, self.world, self.say, self.quiet = work, work.files, out, world, say, quiet
+        self.imports = imports
+
+    def train(self, resume: bool) -> dict[str, Any]:
+        start = self._warm_up(resume) if self.work.warm_up_epochs else None
+        engine, log = self._engine(self.work, self.out)
+        self._describe(engine)
+        if start is not None:
+            engine.begin_with(start.weights)
+            if engine.train.minutes is not None:
+                engine.train = replace(engine.train, minutes=max(engine.train.minutes - start.cost["seconds"] / 60, 0.01))
+        self._go(engine, log, resume, None if start is None else start.cost)
+        return self._finish(engine, log, start)
+
+    def _warm_up(self, resume: bool) -> warmup.Start:
+        folder = self.out / warmup.FOLDER
+        if not (folder / warmup.WEIGHTS).is_file():
+            engine, log = self._engine(warmup.Search(self.work), folder)
+            self.say(
+                f"first a warm-up, {self.work.warm_up_epochs} epochs: finding hidden tokens in train's text (without: --train.pretrain 0)"
+            )
+            self._go(engine, log, resume)
+            warmup.save(engine, folder / warmup.WEIGHTS)
+        self.world.wait()
+        return warmup.load(folder / warmup.WEIGHTS)
+
+    def _engine(self, work: Work, folder: Path) -> tuple[Engine, report.Log]:
+        log = report.Log(folder / "log.jsonl", self.quiet)
+        return Engine(work, self.world, Checkpoints(folder / "checkpoints"), log if self.world.first else lambda entry: None), log
+
+    def _go(self, engine: Engine, log: report.Log, resume: bool, before: dict[str, Any] | None = None) -> None:
+        """From the start or the last checkpoint to the end; `before`: what was spent on the way here."""
+        if resume and engine.restore():
+            self.say(f"resumed after step {engine.progress.step} of {engine.progress.total}")
+        if self.world.first:
+            log.path.parent.mkdir(exist_ok=True)
+            log.open(engine.progress.step)
+        try:
+            engine.run()
+        except Interrupted as error:
+            raise Interrupted(f"{error}; saved {engine.checkpoints.last}; continue with the same command and --resume") from None
+        except Diverged as error:
+            error.cost = cost_record.with_warm_up(cost_record.cost_so_far(engine), before)
+            if self.world.first:
+                log.add_cost(engine.progress.step, engine.progress.epoch, error.cost)
+            raise
+        finally:
+            log.close()
+
+    def _describe(self, engine: Engine) -> None:
+        kept = "nothing is held out: the last weights are kept"
+        if self.work.held is not None:
+            kept = f"the best of {self.work.train.evaluations} evaluations on {len(self.work.held):,} held-out rows of train is kept"
+        self.say(f"{self.work.config.stack}, dim {self.work.config.dim}: {engine.model.parameter_count():,} parameters; {kept}")
+
+    def _finish(self, engine: Engine, log: report.Log, start: warmup.Start | None) -> dict[str, Any]:
+        """The reported figure, once; the bag of words; the model folder."""
+        work, files = self.work, self.files
+        split = work.final
+        figures: dict[str, Any] = {}
+        if split is not None:
+            size = files.card.split(split).bytes if work.task == "lm" else None
+            figures = work.evaluate(engine.model, work.batches(split, self.world), self.world, size)
+        model = engine.spread.gather(engine.model)
+        if model is None:
+            self.world.wait()
+            return {}
+        bag = self._baseline(split)
+        record = _record(engine, split, figures, bag, start) | {"imports": self.imports}
+        if files.folder != self.out / "data":  # what `train` was given: a report says how to make it again
+            record["data"]["prepared"] = {"folder": files.folder.resolve().name, "settings": files.card.settings}
+        log.add_cost(engine.progress.step, engine.progress.epoch, record["cost"])
+        model_folder.save(self.out / "model", model, files.card, files.folder / "tokenizer.json", record, report.model_card(record))
+        curve = report.draw_curve(self.out / "log.jsonl", self.out / "curve.png", work.task, self.say)
+        self._tell(record, curve)
+        self.world.wait()
+        return record
+
+    def _baseline(self, split: str | None) -> dict[str, Any] | None:
+        """What a user would pick instead: a bag of words, or for a running text an n-gram model of its bytes."""
+        if self.work.task not in ("classify", "lm") or not self.work.train.baseline or split is None:
+            return None
+        # All of train, which needs no part held out; of a fraction what was trained on.
+        rows = None if self.work.train.fraction == 1 else self.work.kept
+        if self.work.task == "lm":
+            return ngram.baseline(self.files, split, rows)
+        if not baseline.available():
+            self.say(baseline.ABSENT)
+            return None
+        return baseline.bag_of_words(self.files, split, rows)
+
+    def _tell(self, record: dict[str, Any], curve: Path | None) -> None:
+        cost, bag = record["cost"], record["baseline"]
+        self.say(f"model folder {self.out / 'model'}" + (f", learning curve {curve}" if curve else ""))
+        if not record["figures"]:
+            self.say("no valid or test split: nothing to report on")
+            return
+        name, _ = main_figure(self.work.task, record["figures"])
+        figure = f"{name} {record['figures'][name]:.4f}"
+        self.say(
+            f"on {record['split']}: {figure}, trained in {report.clock(cost['seconds'])}, {cost['parameters']:,} parameters,"
+            f" {cost['flops']:,} FLOPs for {cost['length']} tokens"
+        )
+        self.say(f"{report.factors(cost)}; {report.measured(cost)}")
+        if bag and "bits_per_byte" in bag:
+            told = f"{bag['bits_per_byte']:.4f} bits per byte, counted in {report.clock(bag['seconds'])}"
+            self.say(f"a byte n-gram model of order {bag['order']} on the same text: {told}")
+        elif bag:
+            better = "the bag of words is the better and cheaper choice" if bag["accuracy"] >= record["figures"]["accuracy"] else "worse"
+            self.say(
+                f"a bag of words on the same rows: accuracy {bag['accuracy']:.4f}, fitted in {report.clock(bag['seconds'])} ({better})"
+            )
+        self.say(figure)
+
+
+def _record(
+    engine: Engine, split: str | None, figures: dict[str, Any], bag: dict[str, Any] | None, start: warmup.Start | None
+) -> dict[str, Any]:
+    work, card, progress = engine.work, engine.work.card, engine.progress
+    return {
+        "tokmix": tokmix.__version__,
+        "task": work.task,
+        "labels": card.labels if work.task == "classify" else [],
+        "columns": card.columns,
+        "stream": card.stream,
+        "tokenizer": card.tokenizer,
+        "data": {
+            "splits": {name: {"rows": part.rows, "tokens": part.tokens, "bytes": part.bytes} for name, part in card.splits.items()},
+            "source": card.source,
+            "reading": {name: card.settings[name] for name in eval_data.READING if card.settings.get(name) is not None},
+            "warnings": card.warnings,
+        },
+        "model": asdict(work.config),
+        "settings": work.settings.record(),
+        "split": split,
+        "deviation": work.deviation if work.task == "regress" else None,  # of train's scores, by which a loss is divided
+        "figures": figures,
+        "baseline": bag,
+        "selection": {"score": progress.best_score, "step": progress.best_step, "history": progress.history},
+        "cost": cost_record.with_warm_up(cost_record.cost_record(engine), None if start is None else start.cost),
+    }
