@@ -53,7 +53,7 @@ def test_the_results_page_in_a_browser(paper: Path, browser: Any) -> None:
     """Everything of a results file is on the page, in light and on a phone in dark, without a network."""
     needs.package("matplotlib")
     put(paper / "results", results_file(complete=False))
-    assert main(["report", "papers", "--out", "page.html"]) == 0
+    assert main(["report", "reproduce", "--out", "page.html"]) == 0
     for size, dark in ((browsers.DESKTOP, False), (browsers.PHONE, True)):
         with browsers.open_page(browser, Path("page.html").resolve().as_uri(), size, dark) as shown:
             text = shown.inner_text("main")
