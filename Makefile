@@ -5,13 +5,22 @@ BIN := $(VENV)/bin
 # One release of torch for everyone; any >= 2.11 that is installed in the environment already would do as well.
 TORCH := torch==2.13.0
 
-.PHONY: demo test test-deps lint clean
+PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto
+# The files whose tests run a Triton kernel; on a machine without a GPU they need Triton's interpreter.
+KERNEL_TESTS := $(shell grep -l "tests.kernel_rule" tests/ops/test_*.py)
+
+.PHONY: demo test test-all test-deps lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tokmix demo --out out/demo
 
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto
+	$(PYTEST) -m "not slow" --durations=10
+
+# What `make test` leaves out: every kernel in the interpreter, kernels compiled for absent GPUs, browser, PostgreSQL, kills, several processes.
+test-all: $(VENV)/.installed
+	TRITON_INTERPRET=1 $(PYTEST) -m "not gpu and not slow" $(KERNEL_TESTS) --durations=10
+	$(PYTEST) -m slow --durations=10
 
 # System packages that some tests need: PostgreSQL's server and Chromium.
 test-deps:

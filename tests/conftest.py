@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from tests.serving import Server
 
 
+SLOW_FIXTURES = {"browser", "database"}  # Chromium and PostgreSQL
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """Small tensors gain nothing from more, and sums come out the same everywhere."""

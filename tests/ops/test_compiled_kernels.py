@@ -53,6 +53,7 @@ EXPECTED: list[tuple[tuple[int, int], str, dict[str, set[str]]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not dispatch.HAS_TRITON, reason="triton is not installed")
 @pytest.mark.skipif(dispatch.INTERPRETED, reason="nothing is compiled in the interpreter")
 @pytest.mark.parametrize(("gpu", "which", "expected"), EXPECTED, ids=[f"{which} on {gpu[0]}" for gpu, which, _ in EXPECTED])

@@ -1,7 +1,7 @@
 """The Triton kernels against float64: forward and every gradient, as exact as plain torch in the same dtype.
 
-On a CPU they run in Triton's interpreter, which has to be switched on before Python starts: `test_in_the_interpreter`
-starts a process for that. On a GPU: pytest -m gpu tests/test_kernels.py
+On a CPU they run in Triton's interpreter, which has to be switched on before Python starts: `make test-all` does so for every
+kernel file, `test_in_the_interpreter` for a few. On a GPU: pytest -m gpu tests/ops
 """
 
 from __future__ import annotations
@@ -36,11 +36,8 @@ from tokmix.ops import dispatch
 from tokmix.ops.shift_mix import reference as shift_reference
 from tokmix.ops.shift_mix import select as shift
 
-INTERPRETED = [
-    "test_kernels.py", "test_kernel_ops.py", "test_kernel_mixers.py", "test_one_head_kernel.py", "test_decode_kernel.py",
-    "test_causal_kernel.py", "test_block_kernel.py", "test_short_conv.py", "test_hyper_mlp_kernel.py", "test_short_kernel.py",
-    "test_rounding.py",
-]  # fmt: skip
+# A quick look at the interpreter for `make test`. `make test-all` runs every kernel file there, spread over all cores.
+INTERPRETED = ["test_decode_kernel.py", "test_short_conv.py", "test_short_kernel.py", "test_rounding.py"]
 
 
 @pytest.mark.skipif(not dispatch.HAS_TRITON, reason="triton is not installed")

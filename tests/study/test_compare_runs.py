@@ -161,6 +161,7 @@ def options(given=GIVEN):
     return [part for name, value in given.items() for part in (f"--{name}", value)]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_reported_and_stops_nothing(data, tmp_path, broken):
     """In processes of their own, with a run left to do for the worker that dies. The task has no bag of words."""
     given = ["--data", data, "--out", tmp_path / "out", "--seeds", 1, "--no-match", "--import", broken, "--train.task", "mlm", *options()]
@@ -190,6 +191,7 @@ def test_what_diverged_stays_so_and_another_failure_is_tried_again(data, tmp_pat
         run.compare(["diverges"], data, tmp_path / "out", made, **asked)
 
 
+@pytest.mark.slow
 def test_killed_with_everything_and_resumed_the_scores_are_the_same(data, tmp_path, here, broken):
     made = GIVEN | {"train.save_steps": 2, "train.epochs": 4, "train.task": "mlm"}
     given = ["--data", data, "--out", tmp_path / "out", "--seeds", 2, "--import", broken, *options(made)]

@@ -17,7 +17,7 @@ pytest.importorskip("optuna")
 
 from tests.lab import write_scores, write_table, write_text
 from tests.tuning import DIVERGED, SEED, SPACE, TRIALS, small, trials_of
-from tokmix.cli import main as cli
+from tokmix import cli
 from tokmix.data.prepare.pipeline import prepare
 from tokmix.data.tokens import TokenFiles
 from tokmix.study.expected_performance import with_replacement, without_replacement

@@ -112,6 +112,7 @@ def claim_within(trials: Trials, seconds: float):
     return None
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_machine_that_gives_no_sign_of_life_is_replaced(database, tmp_path):
     here, there = begin(tmp_path / "here", database), begin(tmp_path / "there", database)
     lost, other = there.claim(), here.claim()
@@ -126,6 +127,7 @@ def test_a_worker_of_another_machine_that_gives_no_sign_of_life_is_replaced(data
     assert [(trial.index, trial.score) for trial in there.finished()] == [(0, 0.2)]
 
 
+@pytest.mark.slow
 def test_two_machines_of_which_one_dies_give_the_trials_of_one(database, tmp_path):
     """Started at the same time on an empty database, each with a folder of its own."""
     write_table(tmp_path / "t.csv")
@@ -149,6 +151,7 @@ def test_two_machines_of_which_one_dies_give_the_trials_of_one(database, tmp_pat
         run(tmp_path / "t.csv", tmp_path / "third", small(train__warmup=0.2), **shared, **given)
 
 
+@pytest.mark.slow
 def test_five_commands_make_the_tables_and_the_trials_once(database, tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 

@@ -52,6 +52,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_three_workers_of_which_one_is_killed_give_the_trials_of_one(alone, tmp_path):
     slow, where = slow_file(tmp_path)
     process = start(alone / "t.csv", tmp_path / "study", "--workers", "3", "--import", str(slow))
@@ -61,6 +62,7 @@ def test_three_workers_of_which_one_is_killed_give_the_trials_of_one(alone, tmp_
     assert trials_of(tmp_path / "study") == trials_of(alone / "study")
 
 
+@pytest.mark.slow
 def test_two_commands_are_one_search(alone, tmp_path):
     """They start at the same time, in a folder that is not there yet."""
     processes = [start(alone / "t.csv", tmp_path / "study", "--workers", "1") for _ in range(2)]
@@ -73,6 +75,7 @@ def test_two_commands_are_one_search(alone, tmp_path):
     assert sum('"op_code":4,' in line for line in lines) == TRIALS, "each trial was made once"
 
 
+@pytest.mark.slow
 def test_all_killed_and_then_interrupted_the_search_goes_on(alone, tmp_path):
     slow, where = slow_file(tmp_path)
     words = ("--workers", "2", "--import", str(slow))

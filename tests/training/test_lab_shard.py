@@ -112,6 +112,7 @@ def torchrun(processes: int, script: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_every_mixer_shards_and_a_sharded_checkpoint_moves_between_world_sizes(tmp_path):
     from tests.cases import DEFAULTS
 
@@ -136,6 +137,7 @@ def alone(data, tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [((2, True, 0),), ((2, True, 15), (1, False, 25), (2, False, 35), (2, True, 0))], ids=["sharded", "mixed"])
 def test_sharded_the_losses_and_the_model_are_those_of_one_process(data, alone, tmp_path, plan):
     """(processes, sharded, the step to stop after): a checkpoint of each is continued by the next."""

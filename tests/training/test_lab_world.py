@@ -84,6 +84,7 @@ def test_two_processes_have_the_losses_of_one(data, alone, tmp_path):
     assert record["figures"]["rows"] == json.loads((alone / "model" / "training.json").read_text())["figures"]["rows"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_continues_on_one_and_back(data, alone, tmp_path):
     out = tmp_path / "run"
     for processes, stop in ((2, 20), (1, 35), (2, 0)):
