@@ -6,6 +6,7 @@ train.offsets.bin         int64 [rows + 1]: row r is ids[offsets[r] : offsets[r 
 train.targets.bin         int32 class numbers or float32 scores [rows]; absent where there are no targets
 train.keys.bin            uint64 [rows]: the hash of each row's text (see split.py)
 train.groups.bin          uint64 [rows]: the hash of each row's group; absent where no groups were asked for
+train.weights.bin         float32 [rows]: each row's weight in the loss; absent where all weigh the same
 tokenizer.json, card.json
 """
 
@@ -56,6 +57,12 @@ class TokenSplit:
         """What stays together wherever rows are parted: their groups where they have some, else their texts."""
         file = f"{self.name}.groups.bin"
         return self._map(file, "uint64") if file in self.facts.files else self.keys  # [rows]
+
+    @property
+    def weights(self) -> np.ndarray | None:
+        """Each row's weight in the loss; None where all weigh the same."""
+        file = f"{self.name}.weights.bin"
+        return self._map(file, "float32") if file in self.facts.files else None  # [rows]
 
     @property
     def targets(self) -> np.ndarray | None:

@@ -189,7 +189,7 @@ class Work:
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Summed over the batch's targets."""
         smoothing = self.train.label_smoothing if self.task == "classify" else 0.0
-        return loss(self.task, outputs, batch.targets, self.deviation, smoothing)
+        return loss(self.task, outputs, batch.targets, self.deviation, smoothing, batch.row_weights)
 
     def score(self, figures: dict[str, Any]) -> float:
         """What the best weights are chosen by: higher is better."""
@@ -200,9 +200,15 @@ class Work:
         return evaluate(model, batches, self.task, self.card.labels, world, size, self.deviation)
 
 
-def loss(task: str, outputs: Tensor, targets: Tensor, deviation: float = 1.0, smoothing: float = 0.0) -> Tensor:
+def loss(
+    task: str, outputs: Tensor, targets: Tensor, deviation: float = 1.0, smoothing: float = 0.0, weights: Tensor | None = None
+) -> Tensor:
+    """Summed over the targets, each times its row's weight where there are weights [S]."""
     if task == "regress":
-        return ((outputs.float() - targets) / deviation).square().sum()
+        errors = ((outputs.float() - targets) / deviation).square()
+        return errors.sum() if weights is None else errors @ weights
+    if weights is not None:
+        return F.cross_entropy(outputs.float(), targets, reduction="none", label_smoothing=smoothing) @ weights
     return F.cross_entropy(
         outputs.float().flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing
     )

@@ -39,11 +39,13 @@ class Batch:
     count: int  # targets of this part
     total: int  # targets of all parts
     weight: float = 1.0
+    row_weights: Tensor | None = None  # [S] of each row in the loss, 1 on average over train; None: all weigh the same
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         segments = None if self.segments is None else self.segments.to(device)
         ids, targets = self.ids.to(device, non_blocking=non_blocking), self.targets.to(device, non_blocking=non_blocking)
-        return replace(self, ids=ids, targets=targets, segments=segments)
+        weights = None if self.row_weights is None else self.row_weights.to(device, non_blocking=non_blocking)
+        return replace(self, ids=ids, targets=targets, segments=segments, row_weights=weights)
 
 
 class Batches(ABC):
@@ -125,8 +127,18 @@ class RowBatches(Batches):
         mean = max(1.0, split.tokens / len(split))
         self.pool = max(1, int(self.POOL * min(tokens / mean, self.max_rows)))  # rows of a pool
         self.pad = split.card.tokenizer["roles"]["pad"]
+        self.weight_mean = self._weight_mean()
         self._ends: tuple[int, np.ndarray] | None = None  # (epoch, batches up to the end of each pool)
         self._held: tuple[tuple[int, int], list[np.ndarray]] | None = None  # the pool used last
+
+    def _weight_mean(self) -> float | None:
+        """Weights are divided by their mean, so that the loss and the learning rate keep their scale."""
+        if self.split.weights is None or not self.shuffle:  # figures count every row once
+            return None
+        mean = float((self.split.weights if self.rows is None else self.split.weights[self.rows]).mean(dtype=np.float64))
+        if not mean > 0:
+            raise ValueError(f"every weight of the rows of {self.split.name} is 0: there is nothing to learn from")
+        return mean
 
     def steps(self, epoch: int) -> int:
         return int(self._pool_ends(epoch)[-1])
@@ -206,7 +218,13 @@ class RowBatches(Batches):
         laid = lay_out(ids, lengths, width, self.pad, self.packed)
         numbers = np.repeat(np.arange(1, len(mine) + 1), lengths) if self.packed else np.ones(len(ids), dtype=np.int64)
         segments = Segments(lay_out(numbers, lengths, width, 0, self.packed))
-        return Batch(laid, targets, segments, tuple(mine.tolist()), count if weight else 0, total, weight)
+        return Batch(laid, targets, segments, tuple(mine.tolist()), count if weight else 0, total, weight, self._row_weights(mine))
+
+    def _row_weights(self, rows: np.ndarray) -> Tensor | None:
+        if self.weight_mean is None or self.mask is not None:  # hidden tokens are found in every row alike
+            return None
+        assert self.split.weights is not None
+        return torch.from_numpy(self.split.weights[rows].astype(np.float32) / np.float32(self.weight_mean))
 
 
 def lay_out(values: np.ndarray, lengths: np.ndarray, width: int, fill: int, packed: bool = False) -> Tensor:

@@ -28,9 +28,10 @@ class Columns:
     target: str | None = None
     split: str | None = None
     group: str | None = None  # rows of one group stay in one split
+    weight: str | None = None  # how much a row counts in the loss
 
     def all(self) -> list[str]:
-        return [*self.text, *(column for column in (self.target, self.split, self.group) if column)]
+        return [*self.text, *(column for column in (self.target, self.split, self.group, self.weight) if column)]
 
 
 def choose_columns(
@@ -42,20 +43,21 @@ def choose_columns(
     label: str | None = None,
     split: str | None = None,
     group: str | None = None,
+    weight: str | None = None,
 ) -> Columns:
     """The columns asked for (each checked), and guesses for the rest."""
     known = _Known(name, columns)
     texts = _asked(text, columns)
-    for asked in (*texts, label, split, group):
+    for asked in (*texts, label, split, group, weight):
         if asked is not None:
             _check(name, columns, asked)
     if len(texts) > 2:
         raise ValueError(f"text={text!r} names {len(texts)} columns; one, or two for a pair, can be used")
-    split = split or known.first(("split",), {*texts, label, group}, "split_column")
-    target = label or (None if task in ("lm", "mlm") else known.first((*LABELS, *SCORES), {*texts, split, group}, "label"))
+    split = split or known.first(("split",), {*texts, label, group, weight}, "split_column")
+    target = label or (None if task in ("lm", "mlm") else known.first((*LABELS, *SCORES), {*texts, split, group, weight}, "label"))
     if target in texts or len(set(texts)) < len(texts):
         raise ValueError(f"{name}: column {target if target in texts else texts[0]!r} is named twice among the texts and the label")
-    taken = {target, split, group}
+    taken = {target, split, group, weight}
     texts = texts or _guess_text(known, taken)
     rest = [column for column in columns if column not in {*taken, *texts} and column.lower() not in IGNORED]
     if not texts:
@@ -66,7 +68,7 @@ def choose_columns(
         if len(rest) > 1 or (not rest and task):
             raise ValueError(_unclear(name, columns, "the label or score", "label=COLUMN, or task=lm where there is none"))
         target = rest[0] if rest else None
-    return Columns(texts, target, split, group)
+    return Columns(texts, target, split, group, weight)
 
 
 def _asked(text: str | Sequence[str] | None, columns: Sequence[str]) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def _refuse_unused(source: Path, parts: Sequence[Part], asked: PrepareSettings) 
     if asked.header is not None and not any(isinstance(part, Delimited) for part in parts):
         raise ValueError(f"header={asked.header!r} names the columns of csv and tsv, and {parts[0].name} is neither")
     if isinstance(parts[0], Text):
-        for name in ("text", "label", "split_column", "group"):
+        for name in ("text", "label", "split_column", "group", "weight"):
             if (column := getattr(asked, name)) is not None:
                 raise ValueError(f"{name}={column!r} names a column, and {parts[0].name} is plain text, which has none")
 
@@ -89,8 +89,8 @@ def _write(plan: Plan, folder: Path, bars: Progress) -> Card:
     dtype = "uint16" if vocab <= 2**16 else "uint32"
     left_out = LeftOut()
     with contextlib.ExitStack() as stack:
-        groups = asked.group is not None
-        writers = {name: SplitWriter(folder, name, plan.task, dtype, asked.shard_tokens, groups) for name in SPLITS}
+        groups, weights = asked.group is not None, asked.weight is not None
+        writers = {name: SplitWriter(folder, name, plan.task, dtype, asked.shard_tokens, groups, weights) for name in SPLITS}
         for writer in writers.values():
             stack.callback(writer.abandon)
         if plan.stream:
@@ -166,7 +166,7 @@ def _write_rows(plan: Plan, writers: dict[str, SplitWriter], encoder: Encoder, l
                 writer = writers[row.split]
                 writer.extend(ids)
                 writer.bytes += sum(len(text.encode()) for text in row.texts)
-                writer.end_row(row.key, _number(plan.task, row.target, numbers), row.group)
+                writer.end_row(row.key, _number(plan.task, row.target, numbers), row.group, row.weight)
             for i in cut:
                 writers[batch[i].split].truncated += 1
             advance(len(batch))

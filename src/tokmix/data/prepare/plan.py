@@ -34,6 +34,8 @@ class Plan:
         if self._task in ("classify", "regress") and self.columns is None:
             raise ValueError(f"task={self._task} needs a table with a label or score column; {self.parts[0].name} is plain text")
         self.stream = self._task == "lm" or self.columns is None
+        if self.stream and asked.weight is not None:
+            raise ValueError(f"weight={asked.weight!r} weighs the rows of a table, and task=lm reads a running text: leave it out")
         if self.stream and self.columns is not None and len(self.columns.text) > 1:
             raise ValueError(f"task=lm reads one text column, not {' and '.join(self.columns.text)}; name it with text=")
         self.given = self._splits_are_given()
@@ -43,7 +45,14 @@ class Plan:
         asked = self.asked
         main = next((part for part in self.parts if part.split == "train"), self.parts[0])
         columns = choose_columns(
-            main.name, main.columns(), task=asked.task, text=asked.text, label=asked.label, split=asked.split_column, group=asked.group
+            main.name,
+            main.columns(),
+            task=asked.task,
+            text=asked.text,
+            label=asked.label,
+            split=asked.split_column,
+            group=asked.group,
+            weight=asked.weight,
         )
         self.parts = [part for part in self.parts if not self._is_unlabelled(part, columns.target)]
         return columns

@@ -21,6 +21,7 @@ class Example(NamedTuple):
     split: str
     key: int  # of the text
     group: int | None  # key of the group, where groups were asked for
+    weight: float | None = None  # in the loss, where a column was asked for
 
     @property
     def where(self) -> str:
@@ -59,7 +60,8 @@ def examples(parts: Sequence[Part], columns: Columns, choose: Chooser, left_out:
             key = text_key(*texts)
             # A group's rows follow the group; the row's own key stays that of its text, by which overlap is counted.
             group = text_key(str(extra[columns.group])) if columns.group else None
-            yield Example(part, number, texts, target, choose(given, key if group is None else group), key, group)
+            weight = _weight(part, number, columns.weight, extra[columns.weight]) if columns.weight else None
+            yield Example(part, number, texts, target, choose(given, key if group is None else group), key, group, weight)
 
 
 def text_of(part: Part, number: int, column: str, value: Any) -> str:
@@ -77,6 +79,16 @@ def _target(part: Part, number: int, column: str, value: Any) -> str:
     if not text:
         raise ValueError(f"{part.where(number)}: column {column!r} is empty; every row needs one: fill it in, or leave the row out")
     return text
+
+
+def _weight(part: Part, number: int, column: str, value: Any) -> float:
+    try:
+        weight = float(value)
+    except (TypeError, ValueError):
+        weight = -1.0
+    if not 0 <= weight < float("inf"):
+        raise ValueError(f"{part.where(number)}: column {column!r} is {value!r}; a weight is a finite number of at least 0")
+    return weight
 
 
 def _given(part: Part, number: int, column: str, value: Any) -> str:

@@ -15,6 +15,7 @@ class PrepareSettings:
     label: str | None = None  # column of the class or score
     split_column: str | None = None  # column that says train, valid or test ("split" is taken without asking)
     group: str | None = None  # column whose equal values stay in one split (the source file of a snippet, say)
+    weight: str | None = None  # column of the weight of each row in the loss, a number of at least 0; None: all weigh the same
     format: Literal["csv", "tsv", "jsonl", "parquet", "txt"] | None = None  # None: told by the file's name
     pattern: str | None = None  # which files of a folder, for instance *.py; unknown endings are read as plain text
     header: str | None = None  # names of the columns of a file without a header line: text,label

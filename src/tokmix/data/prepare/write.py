@@ -41,7 +41,10 @@ class SplitWriter:
 
     FLUSH = 2**20  # ids held in memory before they are written
 
-    def __init__(self, folder: Path, name: str, task: str, dtype: str, shard_tokens: int = SHARD_TOKENS, groups: bool = False):
+    def __init__(
+        self, folder: Path, name: str, task: str, dtype: str, shard_tokens: int = SHARD_TOKENS, groups: bool = False,
+        weights: bool = False,
+    ):  # fmt: skip
         self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
         self.rows = self.tokens = self.bytes = self.truncated = 0
         self.lengths: Counter[int] = Counter()
@@ -55,6 +58,8 @@ class SplitWriter:
             self._columns["targets"] = _Column(self, "targets", TARGETS[task])
         if groups:
             self._columns["groups"] = _Column(self, "groups", "uint64")
+        if weights:
+            self._columns["weights"] = _Column(self, "weights", "float32")
         self._columns["offsets"].add(0)
         self._open = 0  # ids of the row that is still being added to
 
@@ -66,7 +71,7 @@ class SplitWriter:
         if self._held >= self.FLUSH:
             self._flush()
 
-    def end_row(self, key: int, target: float | None = None, group: int | None = None) -> None:
+    def end_row(self, key: int, target: float | None = None, group: int | None = None, weight: float | None = None) -> None:
         self.rows += 1
         self.tokens += self._open
         self.lengths[self._open] += 1
@@ -77,6 +82,8 @@ class SplitWriter:
             self._columns["targets"].add(target)
         if group is not None:
             self._columns["groups"].add(group)
+        if weight is not None:
+            self._columns["weights"].add(weight)
 
     def _flush(self) -> None:
         if not self._ids:
