@@ -17,7 +17,7 @@ from tokmix.data.prepare.pipeline import prepare  # noqa: E402
 from tokmix.data.split import holdout, overlap, place, shared, split_of_name, split_of_path, text_key  # noqa: E402
 from tokmix.data.tokens import TokenFiles  # noqa: E402
 from tokmix.training.settings import Settings  # noqa: E402
-from tokmix.training.task import Work  # noqa: E402
+from tokmix.training.task import TrainingTask  # noqa: E402
 
 
 def table(path, rows, header="text\tlabel"):
@@ -118,7 +118,7 @@ def test_groups_stay_together_where_a_part_of_train_is_held_out(tmp_path, task):
     rows = [(f"row {i}", "ab"[i % 2], f"file {i // 10}") for i in range(400)]
     source = table(tmp_path / "a.tsv", rows, "text\tlabel\tfile")
     prepare(source, tmp_path / "out", tokenizer="bytes", group="file", label="label", task=task)
-    work = Work(TokenFiles(tmp_path / "out"), Settings.of(None, {"train.holdout": 0.2}))
+    work = TrainingTask(TokenFiles(tmp_path / "out"), Settings.of(None, {"train.holdout": 0.2}))
     texts = np.array(decoded(tmp_path / "out")["train"])
     kept, held = ({int(text.split()[1]) // 10 for text in texts[rows]} for rows in (work.kept, work.held))
     assert kept and held and not kept & held

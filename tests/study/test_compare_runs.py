@@ -32,7 +32,7 @@ from tokmix.runs import pool
 from tokmix.study.compare import plan, run
 from tokmix.training.distributed import World
 from tokmix.training.settings import Settings
-from tokmix.training.task import Work
+from tokmix.training.task import TrainingTask
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +56,7 @@ def test_fractions_are_nested_and_what_is_held_out_stays(kind, data, tmp_path):
     if kind == "text":
         prepare(write_text(tmp_path / "texts", 150), tmp_path / "text", vocab=300, task="lm")
         files, more = TokenFiles(tmp_path / "text"), {"model.stack": "hsm"}
-    works = [Work(files, settings(**{"train.fraction": share}, **more)) for share in (0.05, 0.1, 0.25, 0.5, 1.0)]
+    works = [TrainingTask(files, settings(**{"train.fraction": share}, **more)) for share in (0.05, 0.1, 0.25, 0.5, 1.0)]
     rows = [np.arange(len(files["train"])) if work.kept is None else work.kept for work in works]
     for smaller, larger in itertools.pairwise(rows):
         assert set(smaller) < set(larger)
@@ -65,7 +65,7 @@ def test_fractions_are_nested_and_what_is_held_out_stays(kind, data, tmp_path):
         assert (work.held is None) == (kind == "nothing held out")
         assert work.held is None or (np.array_equal(work.held, works[0].held) and not set(part) & set(work.held))
         same = {"train.fraction": work.train.fraction, "train.holdout": work.train.holdout}
-        other = Work(files, settings(**same, **{"train.seed": 7, "model.stack": "hsm"}))
+        other = TrainingTask(files, settings(**same, **{"train.seed": 7, "model.stack": "hsm"}))
         assert np.array_equal(
             np.arange(len(part)) if other.kept is None else other.kept, np.arange(len(part)) if work.kept is None else part
         )
@@ -77,7 +77,7 @@ def test_stacks_read_the_same_batches_and_seeds_others(data):
     made, _ = plan.entries(TokenFiles(data), STACKS, BASE, "largest")
     read = {}
     for one in plan.runs(made, [0, 1], [0.5], bag=False):
-        batches = Work(TokenFiles(data), one.settings).train_batches(World())
+        batches = TrainingTask(TokenFiles(data), one.settings).train_batches(World())
         assert isinstance(batches, RowBatches)
         read[one.entry, one.seed] = [batches.global_rows(1, step).tolist() for step in range(batches.steps(1))]
     assert read[STACKS[0], 0] == read[STACKS[1], 0] and read[STACKS[0], 1] == read[STACKS[1], 1] != read[STACKS[0], 0]
@@ -90,7 +90,7 @@ def test_parameters_are_equal_or_it_is_said(data):
         counts = [entry.parameters for entry in made]
         assert max(counts) - min(counts) <= 0.01 * max(counts) and notes == []
         for entry in made:
-            work = Work(files, entry.settings)
+            work = TrainingTask(files, entry.settings)
             assert work.build(torch.device("cpu")).parameter_count() == entry.parameters
     assert plan.entries(files, ["attention", "hypermixing*3"], BASE, "first")[0][0].settings.model.feed_forward is None
     made, notes = plan.entries(files, ["attention", "hypermixing*3"], BASE, None)

@@ -27,7 +27,7 @@ from tokmix.study.compare import draw, outcomes, plan, run, summary, worker
 from tokmix.training import baseline
 from tokmix.training.distributed import World
 from tokmix.training.settings import Settings
-from tokmix.training.task import Work
+from tokmix.training.task import TrainingTask
 
 
 @pytest.fixture
@@ -222,7 +222,8 @@ def test_the_bag_is_fitted_on_the_rows_of_the_fraction(whole, data, monkeypatch)
             task = {"kind": "bag", "data": str(data), "out": str(folder), "settings": plan.flat(one.settings)}
             worker.do({**task, "split": "valid", "shared": True})
     full, small = seen
-    assert np.array_equal(small, Work(files, settings(train__fraction=0.3)).kept) and np.array_equal(full, Work(files, settings()).kept)
+    assert np.array_equal(small, TrainingTask(files, settings(train__fraction=0.3)).kept)
+    assert np.array_equal(full, TrainingTask(files, settings()).kept)
     bag = [one["cost"]["examples"] for one in found["runs"] if one["entry"] == "bag of words"]
     assert bag == [len(full), len(small)]
 
@@ -254,7 +255,7 @@ def test_the_figure_of_all_examples_is_the_figure_of_the_task(task, data, tmp_pa
         prepare(write_text(tmp_path / "texts", 80), tmp_path / "data", vocab=300, task="lm")
         source = tmp_path / "data"
     given = SMALL | {"train.task": task, "model.stack": "hsm", "model.length": 16, "train.tokens": 200}
-    work = Work(TokenFiles(source), Settings.of(None, given))
+    work = TrainingTask(TokenFiles(source), Settings.of(None, given))
     model, split = work.build(torch.device("cpu")), "valid"
     size = work.files.card.split(split).bytes if task == "lm" else None
     figures = work.evaluate(model, work.batches(split, World()), World(), size)

@@ -28,7 +28,7 @@ from tokmix.training.distributed import World
 from tokmix.training.engine import Diverged, Engine
 from tokmix.training.meter import Meter
 from tokmix.training.settings import Settings
-from tokmix.training.task import Work
+from tokmix.training.task import TrainingTask
 from tokmix.training.train import run
 
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ def trained(data) -> Path:
 def engine(data: Path, name: str, folder: Path, world: World | None = None, **given: Any) -> Engine:
     stack = {"model.stack": "hsm, identity", "model.dim": 8, "model.length": 32, "train.tokens": 128, "train.rows": 8}
     more = {key.replace("__", "."): value for key, value in given.items()}
-    return Engine(Work(TokenFiles(data / name), Settings.of(None, stack | more)), world or World(), Checkpoints(folder))
+    return Engine(TrainingTask(TokenFiles(data / name), Settings.of(None, stack | more)), world or World(), Checkpoints(folder))
 
 
 @pytest.mark.parametrize("name", ["rows", "stream"])

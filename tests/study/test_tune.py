@@ -29,7 +29,7 @@ from tokmix.study.tune.store import JOURNAL, Store, hide_password
 from tokmix.study.tune.trials import DEATHS, Finished, Trials
 from tokmix.training import train
 from tokmix.training.settings import Settings
-from tokmix.training.task import Work
+from tokmix.training.task import TrainingTask
 
 
 @pytest.fixture(scope="module")
@@ -190,15 +190,15 @@ def test_a_shape_that_some_trial_would_have_is_tried_first(tmp_path):
 
 def test_chance_of_every_kind_of_task(tmp_path):
     prepare(write_scores(tmp_path / "pairs.tsv", 60), tmp_path / "scores", vocab=200)
-    figure = figure_of(Work(TokenFiles(tmp_path / "scores"), Settings()))
+    figure = figure_of(TrainingTask(TokenFiles(tmp_path / "scores"), Settings()))
     assert (figure.name, figure.higher, figure.chance) == ("pearson", True, 0.0)
     prepare(write_text(tmp_path / "text"), tmp_path / "lm", vocab=300)
     files = TokenFiles(tmp_path / "lm")
-    figure = figure_of(Work(files, Settings()))
+    figure = figure_of(TrainingTask(files, Settings()))
     vocab, part = files.card.tokenizer["vocab"], files.card.splits["valid"]
     assert (figure.name, figure.higher, figure.split) == ("bits_per_byte", False, "valid")
     assert figure.chance == pytest.approx(math.log2(vocab) * part.tokens / part.bytes)
-    figure = figure_of(Work(files, Settings.of(None, {"train.task": "mlm"})))
+    figure = figure_of(TrainingTask(files, Settings.of(None, {"train.task": "mlm"})))
     assert (figure.name, figure.higher, figure.chance) == ("loss", False, pytest.approx(math.log(vocab)))
 
 

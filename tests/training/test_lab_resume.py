@@ -28,7 +28,7 @@ from tokmix.training.distributed import World
 from tokmix.training.engine import Diverged, Engine
 from tokmix.training.schedule import learning_rate
 from tokmix.training.settings import Settings
-from tokmix.training.task import Work
+from tokmix.training.task import TrainingTask
 from tokmix.training.train import run
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +123,7 @@ def test_every_step_of_a_run_can_be_resumed_from(data, tmp_path):
     made = Settings.of(None, GIVEN | {"train.steps": 14, "train.epochs": None})
 
     def engine(folder: Path) -> Engine:
-        return Engine(Work(TokenFiles(data), made), World(), Checkpoints(folder))
+        return Engine(TrainingTask(TokenFiles(data), made), World(), Checkpoints(folder))
 
     straight = engine(tmp_path / "a")
     straight.run()
@@ -207,7 +207,7 @@ def test_a_run_that_has_ended_is_left_alone(data, whole):
 
 def test_a_loss_that_is_no_number_stops_with_the_step_and_the_last_good_checkpoint(data, tmp_path):
     made = Settings.of(None, GIVEN | {"train.steps": 12, "train.epochs": None})
-    engine = Engine(Work(TokenFiles(data), made), World(), Checkpoints(tmp_path))
+    engine = Engine(TrainingTask(TokenFiles(data), made), World(), Checkpoints(tmp_path))
     step = engine.step
 
     def poisoned() -> None:

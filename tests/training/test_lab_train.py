@@ -23,7 +23,7 @@ from tokmix.training.checkpoint import Checkpoints
 from tokmix.training.distributed import World
 from tokmix.training.engine import Engine
 from tokmix.training.settings import Settings, recipes
-from tokmix.training.task import Work
+from tokmix.training.task import TrainingTask
 from tokmix.training.train import run
 
 
@@ -60,7 +60,7 @@ def test_the_best_evaluation_is_kept(trained):
 def test_packed_rows_train_like_padded_ones(trained, tmp_path):
     def losses(packed: bool) -> torch.Tensor:
         given = {"train.packed": packed, "train.rows": 8, "train.token_dropout": 0.0, "model.dropout": 0.0, "model.dim": 16}
-        engine = Engine(Work(TokenFiles(trained / "run" / "data"), Settings.of(None, given)), World(), Checkpoints(tmp_path))
+        engine = Engine(TrainingTask(TokenFiles(trained / "run" / "data"), Settings.of(None, given)), World(), Checkpoints(tmp_path))
         for _ in range(4):
             engine.step()
         return torch.tensor(engine.look())
@@ -265,13 +265,13 @@ def test_settings_need_neither_torch_nor_numpy():
 def test_recipes_are_settings(name, tmp_path):
     from tokmix.core.budget import parameter_count
     from tokmix.data.tokens import TokenFiles
-    from tokmix.training.task import Work
+    from tokmix.training.task import TrainingTask
 
     asked = Settings.of(name)
     task = asked.train.task or asked.prepare.get("task") or "classify"
     source = write_text(tmp_path / "t") if task == "lm" else write_table(tmp_path / "t.csv")
     prepare(source, tmp_path / "data", task=task, vocab=300)
-    assert parameter_count(Work(TokenFiles(tmp_path / "data"), asked).config) > 0
+    assert parameter_count(TrainingTask(TokenFiles(tmp_path / "data"), asked).config) > 0
     with pytest.raises(ValueError, match=f"did you mean '{name}'"):
         Settings.of(name + "x")
 

@@ -21,7 +21,7 @@ from tokmix.training import warmup
 from tokmix.training.checkpoint import load_tensors
 from tokmix.training.engine import Engine
 from tokmix.training.settings import Settings
-from tokmix.training.task import Work
+from tokmix.training.task import TrainingTask
 from tokmix.training.train import run
 
 GIVEN = {
@@ -43,7 +43,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 
 def test_small_tables_of_single_texts_get_one_unless_the_length_was_said(data):
     def epochs(**given) -> int:
-        return Work(TokenFiles(data), Settings.of(None, {f"train.{name}": value for name, value in given.items()})).warm_up_epochs
+        return TrainingTask(TokenFiles(data), Settings.of(None, {f"train.{name}": value for name, value in given.items()})).warm_up_epochs
 
     assert epochs() >= 30 and epochs(minutes=1.0) >= 30
     assert epochs(pretrain=0) == epochs(epochs=3) == epochs(steps=10) == 0
@@ -55,8 +55,8 @@ def test_pairs_get_none_but_may_ask(tmp_path):
     (tmp_path / "t.csv").write_text(f"premise,hypothesis,label\n{rows}\n")
     prepare(tmp_path / "t.csv", tmp_path / "data", vocab=100)
     files = TokenFiles(tmp_path / "data")
-    assert Work(files, Settings()).warm_up_epochs == 0
-    assert Work(files, Settings.of(None, {"train.pretrain": 3})).warm_up_epochs == 3
+    assert TrainingTask(files, Settings()).warm_up_epochs == 0
+    assert TrainingTask(files, Settings.of(None, {"train.pretrain": 3})).warm_up_epochs == 3
 
 
 def test_the_run_begins_with_the_weights_of_the_warm_up_and_counts_its_cost(data, tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ from tokmix.training.distributed import World
 from tokmix.training.engine import Engine
 from tokmix.training.meter import Meter
 from tokmix.training.settings import Settings
-from tokmix.training.task import Work
+from tokmix.training.task import TrainingTask
 
 WORDS, SEED = 3000, 0
 
@@ -78,7 +78,7 @@ def write_data(folder: Path, task: str, quick: bool) -> Path:
 class Plain:
     """A training loop by hand."""
 
-    def __init__(self, work: Work, device: torch.device, batches: Iterator[Batch]):
+    def __init__(self, work: TrainingTask, device: torch.device, batches: Iterator[Batch]):
         self.work, self.device, self.batches = work, device, batches
         self.model = work.build(device)
         self.model.train()
@@ -104,7 +104,7 @@ class Plain:
 
 
 class ByEngine:
-    def __init__(self, work: Work, world: World, folder: Path):
+    def __init__(self, work: TrainingTask, world: World, folder: Path):
         self.engine = Unsaved(work, world, Checkpoints(folder))
         self.engine.meter = Meter(world.device, counter=lambda device: "not asked for")
 
@@ -115,7 +115,7 @@ class ByEngine:
         return self.engine.progress.tokens - before
 
 
-def _endless(work: Work, world: World) -> Iterator[Batch]:
+def _endless(work: TrainingTask, world: World) -> Iterator[Batch]:
     batches, epoch = work.train_batches(world), 0
     while True:
         yield from batches.epoch(epoch)
@@ -125,7 +125,7 @@ def _endless(work: Work, world: World) -> Iterator[Batch]:
 def _compare(session: Session, task: str, folder: Path) -> None:
     out = folder / task
     prepare(write_data(folder, task, session.asked.quick), out, progress=False, vocab=500 if session.asked.quick else 4000, task=task)
-    work = Work(TokenFiles(out), _settings(session, task))
+    work = TrainingTask(TokenFiles(out), _settings(session, task))
     device = torch.device(session.device)
     world = World(device=device)
     turns, steps, warm = (3, 3, 2) if session.asked.quick else (9, 30, 10) if session.device == "cuda" else (5, 10, 3)

@@ -26,11 +26,13 @@ from tokmix.data.order import number
 from tokmix.training.checkpoint import Checkpoints
 from tokmix.training.distributed import World
 from tokmix.training.meter import Meter
-from tokmix.training.prefetch import Ahead
+from tokmix.training.prefetch import Prefetch
 from tokmix.training.schedule import learning_rate, on_signal, planned_steps
-from tokmix.training.sharding import spread
-from tokmix.training.target_scaler import Unit
-from tokmix.training.task import Work
+from tokmix.training.sharding import sharding
+from tokmix.training.target_scaler import TargetScaler
+from tokmix.training.task import TrainingTask
+
+Log = Callable[[dict[str, Any]], None]  # takes one entry of log.jsonl
 
 
 class Diverged(ValueError):
@@ -61,14 +63,16 @@ class Progress:
 
 
 class Engine:
-    def __init__(self, work: Work, world: World, checkpoints: Checkpoints, log: Callable[[dict[str, Any]], None] = lambda entry: None):
+    def __init__(
+        self, work: TrainingTask, world: World, checkpoints: Checkpoints, log: Callable[[dict[str, Any]], None] = lambda entry: None
+    ):
         self.work, self.world, self.checkpoints, self.log, self.train = work, world, checkpoints, log, work.train
         self.model = work.build(world.device)
-        self.unit = Unit(self.model.head, work.mean, work.unit) if work.task == "regress" and work.unit != 1 else None  # type: ignore[arg-type]
-        self.spread = spread(work.train.shard, world)
-        self.spread.place(self.model)
+        self.unit = TargetScaler(self.model.head, work.mean, work.unit) if work.task == "regress" and work.unit != 1 else None  # type: ignore[arg-type]
+        self.sharding = sharding(work.train.shard, world)
+        self.sharding.place(self.model)
         self.batches, self.held = work.train_batches(world), work.held_batches(world)
-        self.ahead = Ahead(work.train_batches(world), depth=2 if world.device.type == "cuda" else 0)
+        self.prefetch = Prefetch(work.train_batches(world), depth=2 if world.device.type == "cuda" else 0)
         self.parameters = list(self.model.parameters())
         self.optimizer = self._optimizer()
         self.best: dict[str, Tensor] | None = None
@@ -94,7 +98,7 @@ class Engine:
         """In place of fresh weights those of a warm-up."""
         known = self.model.state_dict()
         for name, full in weights.items():
-            known[name].copy_(self.spread.like(known[name], full))
+            known[name].copy_(self.sharding.like(known[name], full))
         self.average = [parameter.detach().clone() for parameter in self.parameters] if self.average else []
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
@@ -105,7 +109,7 @@ class Engine:
         self.progress.measured = self.meter.totals(self.world.gather(self.meter.own()))
         tensors: dict[str, Tensor] = {}
         for name, tensor in self._tensors().items():
-            full = self.spread.whole(tensor)  # every rank takes part, the first one keeps it
+            full = self.sharding.whole(tensor)  # every rank takes part, the first one keeps it
             if self.world.first:
                 tensors[name] = full.cpu()
         if self.world.first:
@@ -131,18 +135,18 @@ class Engine:
         self.progress = Progress(**state)
         self.meter.resume(self.progress.measured)
         known = self.model.state_dict()
-        self.model.load_state_dict({name: self.spread.like(known[name], full) for name, full in _part(tensors, "weights.").items()})
+        self.model.load_state_dict({name: self.sharding.like(known[name], full) for name, full in _part(tensors, "weights.").items()})
         first, second = _part(tensors, "first."), _part(tensors, "second.")
         for name, parameter in self.model.named_parameters():
             if name in first:
                 done = torch.tensor(float(self.progress.step), device=parameter.device)
                 moments = {"exp_avg": first[name], "exp_avg_sq": second[name]}
-                laid = {key: torch.empty_like(parameter).copy_(self.spread.like(parameter, full)) for key, full in moments.items()}
+                laid = {key: torch.empty_like(parameter).copy_(self.sharding.like(parameter, full)) for key, full in moments.items()}
                 self.optimizer.state[parameter] = {"step": done, **laid}
         means = _part(tensors, "average.")
         for (name, _), mean in zip(self.model.named_parameters(), self.average, strict=bool(self.average)):
-            mean.copy_(self.spread.like(mean, means[name]))
-        self.best = {name: self.spread.like(known[name], full).clone() for name, full in _part(tensors, "best.").items()} or None
+            mean.copy_(self.sharding.like(mean, means[name]))
+        self.best = {name: self.sharding.like(known[name], full).clone() for name, full in _part(tensors, "best.").items()} or None
         return True
 
     # --- the run -----------------------------------------------------------------------------------------------------
@@ -191,14 +195,14 @@ class Engine:
     def step(self) -> None:
         """One step of the optimizer."""
         progress, train = self.progress, self.train
-        (progress.epoch, progress.inner), batch = self.ahead.take(progress.epoch, progress.inner)
+        (progress.epoch, progress.inner), batch = self.prefetch.take(progress.epoch, progress.inner)
         torch.manual_seed(number(train.seed, progress.step, self.world.rank, 3) >> 1)
         lr = learning_rate(progress.step, progress.total, self.work.lr, train.warmup, train.final_lr)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad()
-        loss = self.spread.backward(self._loss(batch), self.parameters)
-        norm = self.spread.clip(self.parameters, train.clip)
+        loss = self.sharding.backward(self._loss(batch), self.parameters)
+        norm = self.sharding.clip(self.parameters, train.clip)
         self.optimizer.step()
         if self.average:
             keep = min(self.work.average, (1 + progress.step) / (10 + progress.step))  # the first weights are soon forgotten

@@ -12,7 +12,7 @@ from tokmix.data.batches.rows import Batch, Batches
 Place = tuple[int, int]  # epoch, step of the epoch
 
 
-class Ahead:
+class Prefetch:
     """depth 0: every batch when it is asked for, in the caller's thread."""
 
     def __init__(self, batches: Batches, depth: int):

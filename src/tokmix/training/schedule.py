@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from tokmix.training.distributed import World
-from tokmix.training.task import Work
+from tokmix.training.task import TrainingTask
 
 
-def planned_steps(work: Work, world: World) -> int:
+def planned_steps(work: TrainingTask, world: World) -> int:
     train = work.train
     if train.steps is not None:
         return train.steps

@@ -1,7 +1,7 @@
 """How a model lies on the ranks, and how their gradients become one.
 
-    Copies    a whole model on every rank (one rank included); gradients are summed
-    Shards    weights, gradients and moments in parts, a part a rank: torch's fully_shard (FSDP2), a layer at a time
+    Replicated    a whole model on every rank (one rank included); gradients are summed
+    Sharded    weights, gradients and moments in parts, a part a rank: torch's fully_shard (FSDP2), a layer at a time
 
 With shards a layer's weights are put together just before it runs and let go of after it. The numbers are those of copies, and
 checkpoints hold whole tensors, so that any number of ranks continues them, sharded or not.
@@ -24,7 +24,7 @@ ALONE = (
 )
 
 
-class Copies:
+class Replicated:
     def __init__(self, world: World):
         self.world = world
 
@@ -56,7 +56,7 @@ class Copies:
         return model if self.world.first else None
 
 
-class Shards(Copies):
+class Sharded(Replicated):
     def __init__(self, world: World):
         if world.size == 1:
             raise ValueError(ALONE)
@@ -102,5 +102,5 @@ class Shards(Copies):
         return plain.eval()
 
 
-def spread(shard: bool, world: World) -> Copies:
-    return Shards(world) if shard else Copies(world)
+def sharding(shard: bool, world: World) -> Replicated:
+    return Sharded(world) if shard else Replicated(world)

@@ -15,7 +15,7 @@ def unit_of(deviation: float) -> float:
     return 1.0 if NEAR[0] <= deviation <= NEAR[1] else deviation
 
 
-class Unit:
+class TargetScaler:
     """The head's outputs times `unit`, plus `mean`, until `fold` makes that a part of its weights."""
 
     def __init__(self, head: nn.Linear, mean: float, unit: float):

@@ -69,7 +69,7 @@ def model_config(card: Card, task: str, settings: ModelSettings) -> ModelConfig:
         dropout=default.dropout if settings.dropout is None else settings.dropout,
         positions=settings.positions or default.positions,
         pooling=settings.pooling,
-        # Rows have a scale of their own (Work.build), which was tuned with weights that are read as they are.
+        # Rows have a scale of their own (TrainingTask.build), which was tuned with weights that are read as they are.
         embedding_std=1.0 if task in ("classify", "regress") else ModelConfig.embedding_std,
         ngrams=settings.ngrams,
         buckets=settings.buckets,
@@ -85,7 +85,7 @@ def _separator(card: Card, default: Default, asked: bool | None) -> int | None:
     return known if asked or (asked is None and default.compare) else None
 
 
-class Work:
+class TrainingTask:
     """A prepared folder and settings -> everything the loop asks for."""
 
     def __init__(self, files: TokenFiles, settings: Settings):

@@ -37,8 +37,8 @@ from tokmix.training.engine import Diverged, Engine, Interrupted
 from tokmix.training.imports import import_files
 from tokmix.training.preflight import check_not_late, check_source, check_stack, nothing_left_of, prepared_in, source_of, token_folder
 from tokmix.training.settings import Settings, differences
-from tokmix.training.sharding import spread
-from tokmix.training.task import Work, main_figure
+from tokmix.training.sharding import sharding
+from tokmix.training.task import TrainingTask, main_figure
 
 RUN = "run.json"
 # What may change on --resume.
@@ -62,7 +62,7 @@ def run(
     if settings.model.stack is not None:
         check_stack(settings.model.stack)
     with join_world(settings.train.device) as world:
-        spread(settings.train.shard, world)  # what cannot be is said before anything is written
+        sharding(settings.train.shard, world)  # what cannot be is said before anything is written
         say: Callable[[str], None] = print if world.first and not quiet else lambda line: None
         if (out / "model" / model_folder.RECORD).is_file() and resume:
             if world.first and (out / RUN).is_file():
@@ -73,7 +73,7 @@ def run(
             if world.first:
                 _open_run(Path(data), out, settings)
             world.wait()
-            work = Work(TokenFiles(token_folder(Path(data), out)), settings)
+            work = TrainingTask(TokenFiles(token_folder(Path(data), out)), settings)
         say(work.card.summary())
         return _Run(work, out, world, say, quiet or not world.first, [Path(file).name for file in imports]).train(resume)
 
@@ -105,7 +105,7 @@ def _check_same(data: Path, out: Path, settings: Settings) -> None:
 
 
 class _Run:
-    def __init__(self, work: Work, out: Path, world: World, say: Callable[[str], None], quiet: bool, imports: list[str]):
+    def __init__(self, work: TrainingTask, out: Path, world: World, say: Callable[[str], None], quiet: bool, imports: list[str]):
         self.work, self.files, self.out, self.world, self.say, self.quiet = work, work.files, out, world, say, quiet
         self.imports = imports
 
@@ -123,7 +123,7 @@ class _Run:
     def _warm_up(self, resume: bool) -> warmup.Start:
         folder = self.out / warmup.FOLDER
         if not (folder / warmup.WEIGHTS).is_file():
-            engine, log = self._engine(warmup.Search(self.work), folder)
+            engine, log = self._engine(warmup.MaskedPretraining(self.work), folder)
             self.say(
                 f"first a warm-up, {self.work.warm_up_epochs} epochs: finding hidden tokens in train's text (without: --train.pretrain 0)"
             )
@@ -132,7 +132,7 @@ class _Run:
         self.world.wait()
         return warmup.load(folder / warmup.WEIGHTS)
 
-    def _engine(self, work: Work, folder: Path) -> tuple[Engine, report.Log]:
+    def _engine(self, work: TrainingTask, folder: Path) -> tuple[Engine, report.Log]:
         log = report.Log(folder / "log.jsonl", self.quiet)
         return Engine(work, self.world, Checkpoints(folder / "checkpoints"), log if self.world.first else lambda entry: None), log
 
@@ -169,7 +169,7 @@ class _Run:
         if split is not None:
             size = files.card.split(split).bytes if work.task == "lm" else None
             figures = work.evaluate(engine.model, work.batches(split, self.world), self.world, size)
-        model = engine.spread.gather(engine.model)
+        model = engine.sharding.gather(engine.model)
         if model is None:
             self.world.wait()
             return {}

@@ -20,16 +20,16 @@ from tokmix.training import cost_record
 from tokmix.training.checkpoint import load_tensors, save_tensors
 from tokmix.training.engine import Engine
 from tokmix.training.settings import Settings
-from tokmix.training.task import Work
+from tokmix.training.task import TrainingTask
 
 FOLDER, WEIGHTS = "warmup", "weights.safetensors"
 LR, DROPOUT, MASK, EVALUATIONS = 1e-3, 0.1, 0.3, 4
 
 
-class Search(Work):
+class MaskedPretraining(TrainingTask):
     """The same model and rows, with the task of finding hidden tokens."""
 
-    def __init__(self, work: Work):
+    def __init__(self, work: TrainingTask):
         train = replace(
             work.train, task="mlm", epochs=work.warm_up_epochs, steps=None, lr=LR, average=0.0, token_dropout=0.0, label_smoothing=0.0,
             pretrain=0, mask=MASK if work.train.mask is None else work.train.mask, evaluations=EVALUATIONS,
@@ -46,7 +46,7 @@ class Start:
 
 
 def save(engine: Engine, path: Path) -> None:
-    model = engine.spread.gather(engine.model)
+    model = engine.sharding.gather(engine.model)
     if model is None:
         return
     tensors = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("head.")}

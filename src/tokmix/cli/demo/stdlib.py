@@ -30,7 +30,7 @@ from tokmix.training.engine import Interrupted
 from tokmix.training.predict import Predictor
 from tokmix.training.report import clock
 from tokmix.training.settings import Settings
-from tokmix.training.task import Work
+from tokmix.training.task import TrainingTask
 from tokmix.training.train import run
 
 FOLDER, MARK = "stdlib", ".tokmix-demo"
@@ -78,8 +78,8 @@ def _equal(data: Path, given: dict[str, Any]) -> dict[str, Settings]:
     """Settings of both: the same but for the mixer, and the feed-forward width that makes them equal in parameters."""
     plain = Settings.of(None, given | {"model.stack": TRANSFORMER})
     files = TokenFiles(data)
-    wanted = Work(files, plain).config
-    config = match_parameters(Work(files, Settings.of(None, given | {"model.stack": HYPERMIXER})).config, wanted)
+    wanted = TrainingTask(files, plain).config
+    config = match_parameters(TrainingTask(files, Settings.of(None, given | {"model.stack": HYPERMIXER})).config, wanted)
     matched = {"model.stack": HYPERMIXER, "model.feed_forward": config.feed_forward, "train.baseline": False}
     return {"hypermixer": Settings.of(None, given | matched), "transformer": plain}
 

@@ -19,7 +19,7 @@ from tokmix.core.optional import np
 from tokmix.data.batches.mask import IGNORE
 from tokmix.data.batches.rows import Batch
 from tokmix.training.distributed import World
-from tokmix.training.task import Work
+from tokmix.training.task import TrainingTask
 
 FILE = "examples.npz"
 
@@ -47,7 +47,7 @@ def of_scores(predicted: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 @torch.inference_mode()
-def measure(work: Work, model: Model, split: str, world: World) -> np.ndarray:
+def measure(work: TrainingTask, model: Model, split: str, world: World) -> np.ndarray:
     """[examples, k], in the order of the rows."""
     model.eval()
     parts: list[np.ndarray] = []

@@ -13,7 +13,7 @@ from tokmix.core import stack
 from tokmix.core.budget import match_parameters, parameter_count
 from tokmix.data.tokens import TokenFiles
 from tokmix.training.settings import Settings
-from tokmix.training.task import Work
+from tokmix.training.task import TrainingTask
 from tokmix.training.train import FREE
 
 BAG = "bag of words"
@@ -73,7 +73,7 @@ def entries(files: TokenFiles, names: Sequence[str], base: Settings, match: str 
     works = []
     for name in names:
         try:
-            works.append(Work(files, replace(base, model=replace(base.model, stack=name))))
+            works.append(TrainingTask(files, replace(base, model=replace(base.model, stack=name))))
         except ValueError as error:
             raise ValueError(f"stack {name!r}: {error}") from None
     counts = [parameter_count(work.config) for work in works]
@@ -90,7 +90,7 @@ def entries(files: TokenFiles, names: Sequence[str], base: Settings, match: str 
     return made, notes
 
 
-def _resized(work: Work, goal: int, count: int, notes: list[str]) -> tuple[Settings, int]:
+def _resized(work: TrainingTask, goal: int, count: int, notes: list[str]) -> tuple[Settings, int]:
     try:
         config = match_parameters(work.config, goal)
     except ValueError as error:

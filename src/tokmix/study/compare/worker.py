@@ -69,13 +69,13 @@ def _train(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     from tokmix.training import model_folder, train
     from tokmix.training.distributed import join_world
     from tokmix.training.settings import Settings
-    from tokmix.training.task import Work, main_figure
+    from tokmix.training.task import TrainingTask, main_figure
 
     settings = Settings.of(None, task["settings"] | {"train.device": task["device"]})
     record = train.run(task["data"], folder, settings, resume=True, imports=task["imports"], quiet=True)
     with join_world(settings.train.device) as world:
         trained = model_folder.load(folder / "model", world.device)
-        sums = outcomes.measure(Work(TokenFiles(task["data"]), settings), trained.model, record["split"], world)
+        sums = outcomes.measure(TrainingTask(TokenFiles(task["data"]), settings), trained.model, record["split"], world)
     outcomes.save(folder, sums)
     for part in ("checkpoints", "warmup"):  # the model is saved: nothing is left to resume
         shutil.rmtree(folder / part, ignore_errors=True)
@@ -93,10 +93,10 @@ def _fit_bag(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     from tokmix.training import baseline
     from tokmix.training.meter import Meter
     from tokmix.training.settings import Settings
-    from tokmix.training.task import Work
+    from tokmix.training.task import TrainingTask
 
     files = TokenFiles(task["data"])
-    work, split, meter = Work(files, Settings.of(None, task["settings"])), task["split"], Meter(torch.device("cpu"))
+    work, split, meter = TrainingTask(files, Settings.of(None, task["settings"])), task["split"], Meter(torch.device("cpu"))
     import_module("sklearn.feature_extraction.text")  # not part of what the fit takes
     import_module("sklearn.linear_model")
     meter.start()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokmix.core.optional import np
-from tokmix.training.task import Work, main_figure
+from tokmix.training.task import TrainingTask, main_figure
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Figure:
         return float(record["selection"]["score"]) * (1 if self.higher else -1)
 
 
-def figure_of(work: Work) -> Figure:
+def figure_of(work: TrainingTask) -> Figure:
     if "valid" in work.files:
         split, rows, targets = "valid", None, work.files["valid"].targets
         size = work.card.split("valid").bytes if work.task == "lm" else None
@@ -44,7 +44,7 @@ def figure_of(work: Work) -> Figure:
     return Figure(name, sign > 0, _chance(work, name, targets if rows is None or targets is None else targets[rows], size), split)
 
 
-def _chance(work: Work, name: str, targets: np.ndarray | None, size: int | None) -> float:
+def _chance(work: TrainingTask, name: str, targets: np.ndarray | None, size: int | None) -> float:
     if name == "accuracy":
         assert targets is not None
         return float(np.bincount(np.asarray(targets)).max() / len(targets))

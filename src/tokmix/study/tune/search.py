@@ -35,7 +35,7 @@ from tokmix.training.distributed import check_alone
 from tokmix.training.imports import import_files
 from tokmix.training.preflight import card_hash, check_not_late, nothing_left_of, prepared_in
 from tokmix.training.settings import Settings
-from tokmix.training.task import Work
+from tokmix.training.task import TrainingTask
 
 MARK = "study.json"
 PATIENCE = 60  # seconds
@@ -116,7 +116,7 @@ def _open(
         asked["data"] = card_hash(folder)
         files = TokenFiles(folder)
         _try_shapes(files, settings, space, trials)
-        figure = figure_of(Work(files, trial_settings(settings, space.draw(settings.train.seed, 0), None)))
+        figure = figure_of(TrainingTask(files, trial_settings(settings, space.draw(settings.train.seed, 0), None)))
     return folder, asked, figure
 
 
@@ -151,7 +151,7 @@ def _try_shapes(files: TokenFiles, settings: Settings, space: Space, trials: int
             continue
         tried.add(shape)
         try:
-            Work(files, trial_settings(settings, probe, None))
+            TrainingTask(files, trial_settings(settings, probe, None))
         except ValueError as error:
             told = ", ".join(f"{name}={value!r}" for name, value in probe.items())
             raise ValueError(f"no trial can have {told}: {error}") from None

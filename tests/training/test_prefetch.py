@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("numpy")
 
-from tokmix.training.prefetch import Ahead
+from tokmix.training.prefetch import Prefetch
 
 
 class Numbers:
@@ -25,12 +25,12 @@ class Numbers:
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_the_same_batches_in_the_same_order(depth: int) -> None:
     numbers = Numbers()
-    ahead = Ahead(numbers, depth)  # type: ignore[arg-type]
+    prefetch = Prefetch(numbers, depth)  # type: ignore[arg-type]
 
     def follow(epoch: int, step: int, count: int) -> list[tuple[int, int]]:
         taken = []
         for _ in range(count):
-            (epoch, step), batch = ahead.take(epoch, step)
+            (epoch, step), batch = prefetch.take(epoch, step)
             assert batch == (epoch, step)
             taken.append(batch)
             step += 1
@@ -39,8 +39,8 @@ def test_the_same_batches_in_the_same_order(depth: int) -> None:
     order = [(0, 0), (0, 1), (0, 2), (1, 0), (3, 0), (3, 1), (3, 2), (3, 3), (4, 0)]
     assert follow(0, 0, 9) == order
     assert follow(0, 2, 3) == [(0, 2), (1, 0), (3, 0)], "after a resume"
-    if ahead.reader is not None:
-        ahead.reader.shutdown()
+    if prefetch.reader is not None:
+        prefetch.reader.shutdown()
         assert len(numbers.built) > 12, "some were built ahead"
 
 
@@ -51,8 +51,8 @@ def test_an_error_while_building_reaches_the_one_who_asked() -> None:
                 raise OSError("the disk is gone")
             return super().batch(epoch, step)
 
-    ahead = Ahead(Broken(), 2)  # type: ignore[arg-type]
+    prefetch = Prefetch(Broken(), 2)  # type: ignore[arg-type]
     for step in range(3):
-        ahead.take(0, step)
+        prefetch.take(0, step)
     with pytest.raises(OSError, match="the disk is gone"):
-        ahead.take(0, 3)
+        prefetch.take(0, 3)
