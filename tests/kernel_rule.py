@@ -113,15 +113,15 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes its time for each program, so there are fewer and larger ones; several turns each, too."""
     torch.manual_seed(0)
     if dispatch.INTERPRETED:
-        from tokmix.ops.hyper_mix import norm_triton as hyper_norm
         from tokmix.ops.hyper_mix import wide
-        from tokmix.ops.shift_mix import gate_triton, matrix_triton, norm_triton, triton
+        from tokmix.ops.hyper_mix.kernels import layer_norm as hyper_norm
+        from tokmix.ops.shift_mix.kernels import gated, matrix, norm_weighted, weighted
 
-        for module in (gate_triton, norm_triton, triton, hyper_norm):
-            monkeypatch.setattr(module, "FORWARD", (16, 4, 1, 1) if module is norm_triton else (32, 4))
+        for module in (gated, norm_weighted, weighted, hyper_norm):
+            monkeypatch.setattr(module, "FORWARD", (16, 4, 1, 1) if module is norm_weighted else (32, 4))
             monkeypatch.setattr(module, "BACKWARD", (16, 4, 1, 1))
-        monkeypatch.setattr(matrix_triton, "FORWARD", (32, 4))
-        monkeypatch.setattr(matrix_triton, "BACKWARD", (32, 4))
+        monkeypatch.setattr(matrix, "FORWARD", (32, 4))
+        monkeypatch.setattr(matrix, "BACKWARD", (32, 4))
         for name in ("GELU_FORWARD", "SPREAD", "FACTORS", "MIDDLE", "MIDDLE_BACKWARD", "NORM_FORWARD"):
             monkeypatch.setattr(wide, name, (32, 4))
         for name in ("GELU_BACKWARD", "NORM_BACKWARD"):

@@ -34,10 +34,10 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes its time for each program, so that short sequences have to have several tiles, runs and stripes."""
     torch.manual_seed(0)
     if dispatch.INTERPRETED:
-        from tokmix.ops.hyper_mlp import launch, pull
+        from tokmix.ops.hyper_mlp import launch, launch_backward
 
         monkeypatch.setattr(launch, "SIDE", 16)
-        monkeypatch.setattr(pull, "RUN", 2)
+        monkeypatch.setattr(launch_backward, "RUN", 2)
 
 
 def draw(
@@ -128,12 +128,12 @@ def test_longer_banks(device: str) -> None:
 @each_device
 def test_stripes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scratch memory for one tile of queries at a time, and for two where keys are few."""
-    from tokmix.ops.hyper_mlp import launch, pull
+    from tokmix.ops.hyper_mlp import launch, launch_backward
 
     T = 2 * launch.SIDE + 2
     given = draw(device, 2, 1, T, 8, 8, 4, False)
     for tiles in (1, 6):
-        monkeypatch.setattr(pull, "SCRATCH", tiles * 4 * 4 * launch.SIDE**2)
+        monkeypatch.setattr(launch_backward, "SCRATCH", tiles * 4 * 4 * launch.SIDE**2)
         check(given, torch.float32)
 
 
@@ -152,9 +152,9 @@ def test_full_size(device: str, e: int, f: int, r: int, glu: bool, dtype: torch.
 @pytest.mark.parametrize("glu", [False, True], ids=["mlp", "glu"])
 def test_several_runs(device: str, glu: bool) -> None:
     """More tiles of lags than a program of the backward pass takes; small ones are asked of the interpreter in every test."""
-    from tokmix.ops.hyper_mlp import launch, pull
+    from tokmix.ops.hyper_mlp import launch, launch_backward
 
-    T = (2 * pull.RUN + 1) * launch.SIDE + 11
+    T = (2 * launch_backward.RUN + 1) * launch.SIDE + 11
     check(draw(device, 1, 2, T, 64, 256, 16, glu, size=0.1), torch.bfloat16)
 
 

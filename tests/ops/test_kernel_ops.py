@@ -193,7 +193,7 @@ def test_operation_counts(device: str) -> None:
 @each_device
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 0, 5), (3, 64, 70), (2, 65, 3, 16), (1, 600, 33)])
 def test_parts_are_added_up(device: str, shape: tuple[int, ...]) -> None:
-    from tokmix.ops.parts_triton import added
+    from tokmix.ops.kernels.partials import added
 
     parts = torch.randn(shape, device=device)
     with poisoned():
@@ -336,7 +336,8 @@ def test_places_and_chunks() -> None:
 @each_device
 def test_what_tokens_have_in_common_is_not_rounded_before_it_cancels(device: str) -> None:
     """V_1 asks for differences between rows of M, whose common part is thousands of times as large."""
-    from tokmix.ops.hyper_mix import launch, middle_triton
+    from tokmix.ops.hyper_mix import launch
+    from tokmix.ops.hyper_mix.kernels import hidden_state
 
     e, k = 32, 16
     small = torch.randn(1, e, 1, e, device=device)
@@ -344,7 +345,7 @@ def test_what_tokens_have_in_common_is_not_rounded_before_it_cancels(device: str
     found = torch.empty(1, e, 1, e, dtype=torch.bfloat16, device=device)
     how = (True, True, k, k, e, e, e, launch.KINDS[torch.bfloat16], "ieee")
     weights = (V.bfloat16().contiguous(), None)
-    middle_triton.middle_forward[(1, 1)](4096 + small, *weights, *weights, None, None, found, 1, *how)
+    hidden_state.middle_forward[(1, 1)](4096 + small, *weights, *weights, None, None, found, 1, *how)
     exact = V.double() @ torch.nn.functional.gelu(V.double().T @ small[0, :, 0].double())
     assert (found[0, :, 0].double() - exact).norm() <= 1e-2 * exact.norm()
 
@@ -360,14 +361,15 @@ def test_tokens_far_apart_are_brought_together() -> None:
 @each_device
 def test_last_row_of_many_sequences(device: str) -> None:
     """[e + 1, S, e] of so many sequences that its last row begins beyond 32 bits; most of the memory is never touched."""
-    from tokmix.ops.hyper_mix import launch, middle_triton
+    from tokmix.ops.hyper_mix import launch
+    from tokmix.ops.hyper_mix.kernels import hidden_state
 
     e, sequences = 64, 2**31 // 64**2 + 1
     given, found = (needs.memory((e + 1) * sequences * e, torch.float16, device).view(1, e + 1, sequences, e) for _ in range(2))
     given[0, :, 0] = torch.randn(e + 1, e)
     weights = torch.randn(e, 16, device=device).half(), torch.randn(16, device=device).half()
     how = (True, True, 16, 16, e, e + 1, e, launch.KINDS[torch.float16], "ieee")
-    middle_triton.middle_forward[(1, 1)](given, *weights, *weights, None, None, found, sequences, *how)
+    hidden_state.middle_forward[(1, 1)](given, *weights, *weights, None, None, found, sequences, *how)
     V, c, M, m = *(x.double() for x in weights), given[0, :e, 0].double(), given[0, e, 0].double()
     G = torch.nn.functional.gelu(V.T @ M + c[:, None] * m)
     torch.testing.assert_close(found[0, e, 0].double(), c @ G, rtol=2e-2, atol=0.1)

@@ -12,7 +12,7 @@ from tests.kernel_rule import DTYPES, each_device, few_programs  # noqa: F401  (
 
 triton = pytest.importorskip("triton")
 tl = triton.language
-rounding = pytest.importorskip("tokmix.ops.rounding_triton")
+rounding = pytest.importorskip("tokmix.ops.kernels.rounding")
 operand, put = rounding.operand, rounding.put
 
 

@@ -1,11 +1,11 @@
-"""The kernels of block-causal HyperMixing put together; see `block_triton` for the data flow."""
+"""The kernels of block-causal HyperMixing put together; see `kernels/block_causal.py` for the data flow."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from tokmix.ops.causal_hyper_mix import block_triton as kernels
+from tokmix.ops.causal_hyper_mix.kernels import block_causal as kernels
 from tokmix.ops.causal_hyper_mix.launch import Plan, by_token, flat, lined, strides
 from tokmix.ops.hyper_mix.launch import KINDS
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokmix.ops.causal_hyper_mix import counts_triton, pull_triton
-from tokmix.ops.causal_hyper_mix import triton as kernels
+from tokmix.ops.causal_hyper_mix.kernels import chunked_scan as kernels
+from tokmix.ops.causal_hyper_mix.kernels import chunked_scan_backward, decayed_counts
 from tokmix.ops.dispatch import processors
 from tokmix.ops.sizes import cdiv, next_power_of_2, within_32_bits
 
@@ -137,12 +137,12 @@ def backward(
     warps = max(1, warps * rows * plan.ep // size)
     tiles = cdiv(k, rows)
     programs = min(plan.pieces * tiles, processors(w_in.device) * per_processor)
-    notes = plan.empty(programs, CHUNK // pull_triton.STEPS.value, rows * plan.ep)
+    notes = plan.empty(programs, CHUNK // chunked_scan_backward.STEPS.value, rows * plan.ep)
     dw_out, dw_part = plan.empty(B, H, L, k, dtype=w_out.dtype), plan.empty(B, H, L, k)
     dv_part, p = plan.empty(tiles, B, H, L, e, dtype=values.dtype), plan.empty(tiles, B, H, L)
-    r = plan.empty(tiles, plan.pieces, CHUNK // pull_triton.STEPS.value)
+    r = plan.empty(tiles, plan.pieces, CHUNK // chunked_scan_backward.STEPS.value)
     dhidden, ends = plan.empty(B, H, k, e), plan.states()
-    pull_triton.pull[(programs,)](
+    chunked_scan_backward.pull[(programs,)](
         w_in, w_out, values, dy, loss, real, scale, starts, notes, dw_out, dw_part, dv_part, p, r, dhidden, ends,
         L, plan.chunks, H, plan.pieces, cdiv(plan.pieces * tiles, programs), *strides(w_in, w_out, values, dy),
         k, e, rows, plan.ep // inner, inner, CHUNK, plan.exact, num_warps=warps, maxnreg=registers,
@@ -150,7 +150,7 @@ def backward(
     plan.join(dlast, ends, kept, dhidden)
     dw_in, dvalues = plan.empty(B, H, L, k, dtype=w_in.dtype), by_token(values, values.dtype)
     dlog = plan.empty(0) if log_decay is None else plan.empty(B, H, L)
-    pull_triton.finish[(plan.pieces,)](
+    chunked_scan_backward.finish[(plan.pieces,)](
         w_in, values, log_decay, real, starts, last, ends, dw_part, dv_part, p, r, dw_in, dvalues, dlog,
         L, plan.chunks, H, plan.pieces, *strides(w_in, values, dvalues),
         k, e, plan.tile, plan.ep, tiles, CHUNK, plan.precision, num_warps=plan.finish_warps,
@@ -162,7 +162,7 @@ def counts(log_decay: Tensor, real: Tensor | None, first: Tensor) -> Tensor:
     B, H, L = log_decay.shape
     loss, found = torch.expm1(log_decay).contiguous(), log_decay.new_empty(B, H, L)
     size = min(COUNT, next_power_of_2(L))
-    counts_triton.counts[(B * H,)](loss, flat(real), first.contiguous(), found, L, H, size, num_warps=8)
+    decayed_counts.counts[(B * H,)](loss, flat(real), first.contiguous(), found, L, H, size, num_warps=8)
     return found
 
 
@@ -170,5 +170,5 @@ def counts_backward(d: Tensor, log_decay: Tensor, first: Tensor, found: Tensor) 
     B, H, L = log_decay.shape
     loss, dlog, dfirst = torch.expm1(log_decay).contiguous(), found.new_empty(B, H, L), found.new_empty(B, H)
     size = min(COUNT, next_power_of_2(L))
-    counts_triton.counts_backward[(B * H,)](loss, first.contiguous(), found, d.contiguous(), dlog, dfirst, L, size, num_warps=8)
+    decayed_counts.counts_backward[(B * H,)](loss, first.contiguous(), found, d.contiguous(), dlog, dfirst, L, size, num_warps=8)
     return dlog, dfirst

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tokmix.ops.convolve import PIECE
-from tokmix.ops.convolve import triton as kernels
+from tokmix.ops.convolve.kernels import sliding_window as kernels
 from tokmix.ops.dispatch import INTERPRETED
 from tokmix.ops.fast_call import on_its_device
 from tokmix.ops.sizes import cdiv, next_power_of_2

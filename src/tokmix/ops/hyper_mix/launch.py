@@ -16,9 +16,9 @@ from torch import Tensor
 
 from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters may be told)
 from tokmix.ops.dispatch import processors
-from tokmix.ops.hyper_mix import middle_triton, norm_triton
-from tokmix.ops.hyper_mix import triton as kernels
-from tokmix.ops.parts_triton import added
+from tokmix.ops.hyper_mix.kernels import hidden_state, layer_norm
+from tokmix.ops.hyper_mix.kernels import reassociated as kernels
+from tokmix.ops.kernels.partials import added
 from tokmix.ops.sizes import cdiv, next_power_of_2, within_32_bits
 
 LONGEST = 4096  # rows of a piece: keeps offsets inside of one in 32 bits
@@ -145,7 +145,7 @@ def forward(
     assert (net_in.outer_bias is None) == (net_out.outer_bias is None)
     states, plan = summed(x, values, net_in, table, first, size, torch.float32)
     read = plan.matrices()
-    middle_triton.middle_forward[plan.sequences, heads](
+    hidden_state.middle_forward[plan.sequences, heads](
         states, net_in.outer, net_in.outer_bias, net_out.outer, net_out.outer_bias, scale, readout, read,
         *middle(net_in, net_out, plan, scale, readout), num_warps=4 if plan.e <= 64 else 8, num_stages=1,
     )  # fmt: skip
@@ -160,7 +160,7 @@ def forward(
     )  # fmt: skip
     if gain is None or bias is None:
         return z, states, read, x.new_empty(0), torch.empty_like(rstd), rstd
-    y, mean = norm_triton.forward(z, gain, bias, eps, rstd, not full)
+    y, mean = layer_norm.forward(z, gain, bias, eps, rstd, not full)
     return y, states, read, z, mean, rstd
 
 
@@ -180,7 +180,7 @@ def backward(
     plan = Plan(x, heads, net_in.outer_bias is not None, table, first, size, BACKWARD_SLOTS)
     make = lambda: (torch.empty if full else torch.zeros)(x.shape, dtype=x.dtype, device=x.device)
     if gain is not None:
-        dz, norm = norm_triton.backward(dy, z, gain, mean, rstd)
+        dz, norm = layer_norm.backward(dy, z, gain, mean, rstd)
         dx = dz  # overwritten piece by piece: nobody else reads it
     else:
         dz, norm, dx = dy, torch.empty(0, x.shape[2], dtype=torch.float32, device=x.device), make()
@@ -199,7 +199,7 @@ def backward(
         dread = plan.added(parts)
     dstates = plan.matrices()
     dhidden, active = (x.new_empty(heads, net_in.outer.shape[2], plan.sequences * plan.e) for _ in range(2))
-    middle_triton.middle_backward[plan.sequences, heads](
+    hidden_state.middle_backward[plan.sequences, heads](
         dread, states, net_in.outer, net_in.outer_bias, net_out.outer, net_out.outer_bias, scale, readout, dstates, dhidden, active,
         *middle(net_in, net_out, plan, scale, readout), num_warps=4 if plan.e <= 64 else 8, num_stages=1,
     )  # fmt: skip

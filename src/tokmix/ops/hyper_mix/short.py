@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tokmix.ops import dispatch, flops  # noqa: F401  (triton is loaded now, so counters may be told)
 from tokmix.ops.dispatch import H100
-from tokmix.ops.hyper_mix import norm_triton
-from tokmix.ops.hyper_mix import short_triton as kernels
+from tokmix.ops.hyper_mix.kernels import layer_norm
+from tokmix.ops.hyper_mix.kernels import short_sequences as kernels
 from tokmix.ops.hyper_mix.launch import KINDS
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
@@ -100,7 +100,7 @@ def forward(
     )  # fmt: skip
     if gain is None or bias is None:
         return z, x.new_empty(0), torch.empty_like(rstd), rstd
-    y, mean = norm_triton.forward(z, gain, bias, eps, rstd, not full)
+    y, mean = layer_norm.forward(z, gain, bias, eps, rstd, not full)
     return y, z, mean, rstd
 
 
@@ -114,7 +114,7 @@ def backward(
     if gain is None:
         dz, norm = dy.contiguous(), x.new_empty(0, x.shape[2], dtype=torch.float32)
     else:
-        dz, norm = norm_triton.backward(dy, saved[0], gain, *saved[1:])
+        dz, norm = layer_norm.backward(dy, saved[0], gain, *saved[1:])
     plan = Plan(x, w1, table, longest, BACKWARD if dispatch.room(x.device) >= H100 else BACKWARD_SMALL)
     new = torch.empty if full else torch.zeros
     dx = new(x.shape, dtype=x.dtype, device=x.device)

@@ -1,4 +1,4 @@
-"""HyperMixing with one head, or few wide ones, put together: large products by cuBLAS, all else by `wide_triton`.
+"""HyperMixing with one head, or few wide ones, put together: large products by cuBLAS, all else by `kernels/wide_heads.py`.
 
 With H_i = GELU(x U_i + b_i), per-sequence matrices transposed, so that each is one plain product over all sequences:
 
@@ -18,10 +18,10 @@ from torch import Tensor
 
 from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters may be told)
 from tokmix.ops.dispatch import processors
-from tokmix.ops.hyper_mix import wide_triton as kernels
+from tokmix.ops.hyper_mix.kernels import wide_heads as kernels
 from tokmix.ops.hyper_mix.launch import KINDS, Nets
 from tokmix.ops.hyper_mix.reassociated import loses_digits
-from tokmix.ops.parts_triton import added
+from tokmix.ops.kernels.partials import added
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
 # Rows and warps of a program, and for the ones with sums: programs per multiprocessor, stages of the loop. The fastest on an

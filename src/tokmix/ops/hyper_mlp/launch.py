@@ -1,4 +1,4 @@
-"""HyperMLP's kernels put together, forward, and what both ways share; see `triton` for the data flow, `pull` for the way back."""
+"""Launch of the forward kernels of HyperMLP, and what both passes share. `kernels/forward.py` describes the data flow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from tokmix.ops.hyper_mlp import triton as kernels
+from tokmix.ops.hyper_mlp.kernels import forward as kernels
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
 SIDE = 64  # queries, and keys, of a tile

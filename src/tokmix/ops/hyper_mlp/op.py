@@ -46,9 +46,9 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 )
 @on_its_device
 def hyper_mlp_backward(*given: Any) -> tuple[Tensor, ...]:
-    from tokmix.ops.hyper_mlp import pull
+    from tokmix.ops.hyper_mlp import launch_backward
 
-    return pull.backward(*given)
+    return launch_backward.backward(*given)
 
 
 @hyper_mlp_backward.register_fake

@@ -13,8 +13,8 @@ from tokmix.ops.shift_mix.op import WHERE, like
 
 @on_its_device
 def _matrix_shift_mix(x: Tensor, weights: list[Tensor], *where: Any) -> Tensor:
-    from tokmix.ops.shift_mix import matrix_triton as kernels
-    from tokmix.ops.shift_mix import tiles
+    from tokmix.ops.shift_mix.kernels import matrix as kernels
+    from tokmix.ops.shift_mix.kernels import tiles
 
     return kernels.forward(x, weights, tiles.Where(*where))
 
@@ -31,8 +31,8 @@ def _(x: Tensor, weights: list[Tensor], *where: Any) -> Tensor:
 
 @on_its_device
 def _matrix_shift_mix_backward(dy: Tensor, x: Tensor, weights: list[Tensor], *where: Any) -> tuple[Tensor, Tensor]:
-    from tokmix.ops.shift_mix import matrix_triton as kernels
-    from tokmix.ops.shift_mix import tiles
+    from tokmix.ops.shift_mix.kernels import matrix as kernels
+    from tokmix.ops.shift_mix.kernels import tiles
 
     return kernels.backward(dy, x, weights, tiles.Where(*where))
 

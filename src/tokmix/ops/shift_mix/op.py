@@ -37,8 +37,8 @@ def _per_weight(channels: Tensor, weights: list[Tensor]) -> list[Tensor]:
 # ---------------------------------------------------------------- weighted: ab and vector
 @on_its_device
 def _shift_mix(x: Tensor, weights: list[Tensor], *where: Any) -> Tensor:
-    from tokmix.ops.shift_mix import tiles
-    from tokmix.ops.shift_mix import triton as kernels
+    from tokmix.ops.shift_mix.kernels import tiles
+    from tokmix.ops.shift_mix.kernels import weighted as kernels
 
     return kernels.forward(x, weights, tiles.Where(*where), _result(x, weights))
 
@@ -55,8 +55,8 @@ def _(x: Tensor, weights: list[Tensor], *where: Any) -> Tensor:
 
 @on_its_device
 def _shift_mix_backward(dy: Tensor, x: Tensor, weights: list[Tensor], *where: Any) -> tuple[Tensor, Tensor]:
-    from tokmix.ops.shift_mix import tiles
-    from tokmix.ops.shift_mix import triton as kernels
+    from tokmix.ops.shift_mix.kernels import tiles
+    from tokmix.ops.shift_mix.kernels import weighted as kernels
 
     return kernels.backward(dy, x, weights, tiles.Where(*where))
 
@@ -93,8 +93,8 @@ run = quick(shift_mix, _shift_mix, _keep, _differentiate, listed=1)
 # ---------------------------------------------------------------- LayerNorm, weighted, residual
 @on_its_device
 def _norm_shift_mix(x: Tensor, weights: list[Tensor], gain: Tensor, bias: Tensor, eps: float, *where: Any) -> Tensor:
-    from tokmix.ops.shift_mix import norm_triton as kernels
-    from tokmix.ops.shift_mix import tiles
+    from tokmix.ops.shift_mix.kernels import norm_weighted as kernels
+    from tokmix.ops.shift_mix.kernels import tiles
 
     return kernels.forward(x, weights, gain, bias, eps, tiles.Where(*where), _result(x, weights))
 
@@ -116,8 +116,8 @@ def _(x: Tensor, weights: list[Tensor], gain: Tensor, bias: Tensor, eps: float, 
 def _norm_shift_mix_backward(
     dy: Tensor, x: Tensor, weights: list[Tensor], gain: Tensor, bias: Tensor, eps: float, *where: Any
 ) -> tuple[Tensor, Tensor]:
-    from tokmix.ops.shift_mix import norm_triton as kernels
-    from tokmix.ops.shift_mix import tiles
+    from tokmix.ops.shift_mix.kernels import norm_weighted as kernels
+    from tokmix.ops.shift_mix.kernels import tiles
 
     return kernels.backward(dy, x, weights, gain, bias, eps, tiles.Where(*where))
 
@@ -157,8 +157,8 @@ run_norm = quick(norm_shift_mix, _norm_shift_mix, _keep_norm, _differentiate_nor
 # ---------------------------------------------------------------- gate
 @on_its_device
 def _gate_shift_mix(x: Tensor, weight: Tensor, bias: Tensor, both_ways: bool, *where: Any) -> tuple[Tensor, Tensor]:
-    from tokmix.ops.shift_mix import gate_triton as kernels
-    from tokmix.ops.shift_mix import tiles
+    from tokmix.ops.shift_mix.kernels import gated as kernels
+    from tokmix.ops.shift_mix.kernels import tiles
 
     return kernels.forward(x, weight, bias, tiles.Where(*where), both_ways)
 
@@ -181,8 +181,8 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, both_ways: bool, *where: Any) -> 
 def _gate_shift_mix_backward(
     dy: Tensor, x: Tensor, p: Tensor, weight: Tensor, bias: Tensor, both_ways: bool, *where: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from tokmix.ops.shift_mix import gate_triton as kernels
-    from tokmix.ops.shift_mix import tiles
+    from tokmix.ops.shift_mix.kernels import gated as kernels
+    from tokmix.ops.shift_mix.kernels import tiles
 
     return kernels.backward(dy, x, p, weight, bias, tiles.Where(*where), both_ways)
 

@@ -24,7 +24,7 @@ def _shift_step(
     x: Tensor, ring: Tensor, position: Tensor, new: Tensor | None, weights: list[Tensor], gate: Tensor | None, gate_bias: Tensor | None,
     gain: Tensor | None, bias: Tensor | None, eps: float, advance: bool,
 ) -> Tensor:  # fmt: skip
-    from tokmix.ops.shift_mix import step_triton as kernels
+    from tokmix.ops.shift_mix.kernels import step as kernels
 
     dtype = _result(x, ring, weights, gate)
     return kernels.run(x, ring, position, new, weights, gate, gate_bias, gain, bias, eps, advance, dtype=dtype)

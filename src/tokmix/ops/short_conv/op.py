@@ -15,7 +15,7 @@ from tokmix.ops.fast_call import direct, on_its_device, quick
 
 @on_its_device
 def _short_conv(x: Tensor, weight: Tensor) -> Tensor:
-    from tokmix.ops.short_conv import triton as kernels
+    from tokmix.ops.short_conv.kernels import depthwise as kernels
 
     return kernels.forward(x, weight)
 
@@ -30,7 +30,7 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
 
 @on_its_device
 def _short_conv_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    from tokmix.ops.short_conv import triton as kernels
+    from tokmix.ops.short_conv.kernels import depthwise as kernels
 
     return kernels.backward(dy, x, weight)
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokmix.ops.hyper_mix.middle_triton import factor
-from tokmix.ops.hyper_mix.triton import gelu, gelu_and_slope
-from tokmix.ops.rounding_triton import operand, put
+from tokmix.ops.hyper_mix.kernels.hidden_state import factor
+from tokmix.ops.hyper_mix.kernels.reassociated import gelu, gelu_and_slope
+from tokmix.ops.kernels.rounding import operand, put
 
 
 @triton.jit

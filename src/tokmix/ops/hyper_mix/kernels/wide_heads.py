@@ -13,9 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokmix.ops.hyper_mix.triton import gelu, gelu_and_slope
-from tokmix.ops.rounding_triton import nearest, put
-from tokmix.ops.shift_mix.tiles import normalised
+from tokmix.ops.hyper_mix.kernels.reassociated import gelu, gelu_and_slope
+from tokmix.ops.kernels.rounding import nearest, put
+from tokmix.ops.shift_mix.kernels.tiles import normalised
 
 
 @triton.jit

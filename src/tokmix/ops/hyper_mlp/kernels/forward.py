@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters may be told)
-from tokmix.ops.hyper_mlp.tiles import (
+from tokmix.ops.hyper_mlp.kernels.tiles import (
     begun,
     by_key,
     controlled,

@@ -1,4 +1,4 @@
-"""Sums over the queries of a stripe, from the tiles that `pull_triton` left in scratch memory.
+"""Sums over the queries of a stripe, from the tiles that `backward` left in scratch memory.
 
     banks    dA1 = zᵀ (s1 E)     dB1 = dhᵀ (s1 u)     dp1 = Σ z dh       for each lag (or position)
              dA2 = aᵀ (s2 G)     dB2 = dwᵀ (s2 y)     dp2 = Σ a dw
@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokmix.ops.hyper_mlp.tiles import controlled, product, put_rows, rows, start, tile_at
+from tokmix.ops.hyper_mlp.kernels.tiles import controlled, product, put_rows, rows, start, tile_at
 
 
 @triton.jit

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from tokmix.ops.rounding_triton import INTERPRETED, nearest, operand, put
+from tokmix.ops.kernels.rounding import INTERPRETED, nearest, operand, put
 
 
 # ---------------------------------------------------------------- products

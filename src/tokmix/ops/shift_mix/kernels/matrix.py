@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokmix.ops.rounding_triton import put
-from tokmix.ops.shift_mix.gate_triton import by_heads
-from tokmix.ops.shift_mix.tiles import Where, distances, neighbours, offsets, row_strides
+from tokmix.ops.kernels.rounding import put
+from tokmix.ops.shift_mix.kernels.gated import by_heads
+from tokmix.ops.shift_mix.kernels.tiles import Where, distances, neighbours, offsets, row_strides
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
 FORWARD = (4, 4)  # rows and warps of a program

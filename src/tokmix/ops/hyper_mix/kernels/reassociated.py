@@ -3,7 +3,7 @@
 With H_i = GELU(x U_i + b_i), W_i = H_i V_i + c_i and G the hidden state after its GELU:
 
     state    M = H_1ᵀ v, m = 1ᵀ v          [e, e] and [e] per sequence and head, summed on chip over a piece of a sequence
-    middle   W_1ᵀ v = V_1ᵀ M + c_1 m,  Q = V_2 G,  r = c_2 G                              a few small products: `middle_triton`
+    middle   W_1ᵀ v = V_1ᵀ M + c_1 m,  Q = V_2 G,  r = c_2 G                              a few small products: `hidden_state`
     output   z = W_2 G = H_2 Q + r                                        H_2 recomputed from x, never stored
 
 A bias is always the last row of its matrix: [M; m], [Q; r] and their gradients are [e + 1, e] blocks. The backward
@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokmix.ops.rounding_triton import operand, put
+from tokmix.ops.kernels.rounding import operand, put
 
 
 @triton.jit

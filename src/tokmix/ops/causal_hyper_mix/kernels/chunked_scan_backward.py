@@ -6,8 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokmix.ops.causal_hyper_mix.tiles import advance, gelu_and_pull, kept_after, load, rows, start, token
-from tokmix.ops.rounding_triton import put
+from tokmix.ops.causal_hyper_mix.kernels.tiles import advance, gelu_and_pull, kept_after, load, rows, start, token
+from tokmix.ops.kernels.rounding import put
 
 STEPS = tl.constexpr(4)  # states between two notes of `pull`
 

@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokmix.ops.parts_triton import added
-from tokmix.ops.rounding_triton import put
-from tokmix.ops.shift_mix.tiles import (
+from tokmix.ops.kernels.partials import added
+from tokmix.ops.kernels.rounding import put
+from tokmix.ops.shift_mix.kernels.tiles import (
     Where,
     distances,
     neighbours,

@@ -16,8 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokmix.ops.hyper_mix.triton import block, gelu, gelu_and_slope
-from tokmix.ops.rounding_triton import operand, put
+from tokmix.ops.hyper_mix.kernels.reassociated import block, gelu, gelu_and_slope
+from tokmix.ops.kernels.rounding import operand, put
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""HyperMLP's kernels put together, backward; see `pull_triton` and `sums_triton` for the data flow.
+"""HyperMLP's kernels put together, backward; see `kernels/backward.py` and `backward_sums` for the data flow.
 
 Queries are taken in stripes: some tiles of queries of a sequence with all keys before them, or some whole short sequences,
 as many as fit the scratch memory. So memory grows with the length, not with its square.
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from tokmix.ops.dispatch import processors
-from tokmix.ops.hyper_mlp import launch, pull_triton, sums_triton
+from tokmix.ops.hyper_mlp import launch
+from tokmix.ops.hyper_mlp.kernels import backward as kernels
+from tokmix.ops.hyper_mlp.kernels import backward_sums
 from tokmix.ops.hyper_mlp.launch import Parts, Plan, by_token, lined, padded, parts, strides
 from tokmix.ops.sizes import cdiv
 
@@ -104,7 +106,7 @@ def backward(
     first, second = parts(down1, up1, diagonal1, control1), parts(down2, up2, diagonal2, control2)
     plan = Plan(q, v, first, second, lag)
     delta = torch.empty_like(shrink)
-    pull_triton.deltas[plan.tiles, plan.B * plan.H](
+    kernels.deltas[plan.tiles, plan.B * plan.H](
         do, o, shrink, delta, plan.T, plan.H, *strides(do, o), plan.f, min(128, padded(plan.f)), launch.SIDE, num_warps=4
     )
     dcontrol1 = torch.empty_like(u, dtype=u.dtype if control1 is None else control1.dtype)
@@ -151,7 +153,7 @@ class Pass:
 
     def settle(self, bank: Parts, heads: int, part: Tensor, own: Tensor, scaled: Tensor, dcontrol: Tensor) -> None:
         if bank.control is not None:
-            pull_triton.settle[self.size, self.stripe.rows * heads](
+            kernels.settle[self.size, self.stripe.rows * heads](
                 part, bank.control, own, scaled, dcontrol, self.plan.T, heads, *self.at[2:5], *strides(bank.control),
                 bank.rank, padded(bank.rank), launch.SIDE,
             )  # fmt: skip
@@ -160,7 +162,7 @@ class Pass:
         given, rank = self.given, self.given.second.rank
         part, gs = self.sums(self.plan.H, rank)
         self.plan.launch(
-            pull_triton.weights, WEIGHTS, self.programs, given.do, given.v, given.second.up, self.dw, part,
+            kernels.weights, WEIGHTS, self.programs, given.do, given.v, given.second.up, self.dw, part,
             *self.at, *strides(given.do, given.v), R=rank, RP=padded(rank), RUN=RUN,
         )  # fmt: skip
         self.settle(given.second, self.plan.H, part, given.y, gs, given.dcontrol2)
@@ -170,7 +172,7 @@ class Pass:
         given, kinds = self.given, self.plan.score_heads
         part, es = self.sums(kinds, given.first.rank)
         self.plan.launch(
-            pull_triton.pull_scores, SCORES, self.programs,
+            kernels.pull_scores, SCORES, self.programs,
             given.q, given.k, *given.first[1:], given.second.down, given.second.diagonal, given.u, gs, given.shrink, given.delta,
             self.dw, self.z, self.z2, self.dh, self.dh2, self.a, part, *self.at, *strides(given.q, given.k, given.first.control), RUN=RUN,
         )  # fmt: skip
@@ -189,7 +191,7 @@ class Pass:
     def bank(self, which: Parts, sums: list[Tensor], heads: int, branch: int, x: Tensor, dx: Tensor, scaled: Tensor, own: Tensor) -> None:
         plan, shares = self.plan, self.found.shares
         plan.launch(
-            sums_triton.banks, BANKS, lambda columns: (self.tiles, plan.H * shares),
+            backward_sums.banks, BANKS, lambda columns: (self.tiles, plan.H * shares),
             x, dx, scaled, own, which.control, *sums, plan.T, plan.H, heads, branch, self.stripe.first, self.size, self.tiles,
             self.stripe.rows, shares, plan.tiles, *strides(which.control), R=which.rank, RP=padded(which.rank),
         )  # fmt: skip
@@ -198,7 +200,7 @@ class Pass:
         given, plan, cut = self.given, self.plan, self.stripe
         dq = plan.empty(self.runs, cut.rows, plan.score_heads, self.size * launch.SIDE, plan.e)
         plan.launch(
-            pull_triton.back, BACK, self.programs, given.k, given.first.down, given.first.diagonal, *given.second[1:], given.y, es,
+            kernels.back, BACK, self.programs, given.k, given.first.down, given.first.diagonal, *given.second[1:], given.y, es,
             self.dh, self.dh2, self.a, self.dz, self.dz2, self.w, dq, *self.at, *strides(given.k, given.second.control), RUN=RUN,
         )  # fmt: skip
         begin, end = cut.first * launch.SIDE, min(plan.T, cut.end * launch.SIDE)
@@ -215,7 +217,7 @@ class Pass:
         H, width = self.plan.H, by.shape[3]
         by, total = by[:, head : head + H], total[self.stripe.sequences, head : head + H]
         self.plan.launch(
-            sums_triton.keys, KEYS, lambda columns: (self.tiles, self.stripe.rows * H, cdiv(width, columns)),
+            backward_sums.keys, KEYS, lambda columns: (self.tiles, self.stripe.rows * H, cdiv(width, columns)),
             x, by, total, self.plan.T, H, self.stripe.first, self.size, self.tiles, *strides(by, total),
             F=width, FP=min(128, padded(width)), HOW=how,
         )  # fmt: skip

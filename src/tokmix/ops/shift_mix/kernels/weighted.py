@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokmix.ops.parts_triton import added
-from tokmix.ops.rounding_triton import put
-from tokmix.ops.shift_mix.tiles import Where, distances, neighbours, offsets, per_channel, row_strides, three, turns_and_programs
+from tokmix.ops.kernels.partials import added
+from tokmix.ops.kernels.rounding import put
+from tokmix.ops.shift_mix.kernels.tiles import Where, distances, neighbours, offsets, per_channel, row_strides, three, turns_and_programs
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
 FORWARD = (8, 4)  # rows and warps of a program: the fastest on an H200 at 512 channels

@@ -28,8 +28,8 @@ import triton.language as tl
 
 from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters may be told)
 from tokmix.ops.causal_hyper_mix import flops as _own  # noqa: F401
-from tokmix.ops.causal_hyper_mix.tiles import advance, gelu, kept_after, load, rows, start, token
-from tokmix.ops.rounding_triton import put
+from tokmix.ops.causal_hyper_mix.kernels.tiles import advance, gelu, kept_after, load, rows, start, token
+from tokmix.ops.kernels.rounding import put
 
 
 @triton.jit(do_not_specialize=["L", "chunks", "heads"])

@@ -10,7 +10,7 @@ stored for each query: u, y and 1 / ‖h‖.
 A launch covers a stripe of query tiles, first .. first + stripe, of some sequences. Each program has one tile of queries and
 up to RUN tiles of its lags; sums over keys go into one part for each run, which `settle` adds up. Between launches the
 stripe's tiles of dw, z, dh and a stand in scratch memory, [sequences H, stripe, tiles, SIDE, SIDE], by lag; `back` puts dz
-and w by key in the place of z and dw, which `sums_triton` has read before. Not in that of dh and a: what a run's first tile of
+and w by key in the place of z and dw, which `backward_sums` has read before. Not in that of dh and a: what a run's first tile of
 keys needs of the run before it would be gone.
 """
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokmix.ops.hyper_mlp.tiles import (
+from tokmix.ops.hyper_mlp.kernels.tiles import (
     begun,
     by_key,
     controlled,

@@ -20,9 +20,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokmix.ops.causal_hyper_mix.tiles import kept_after, rows, start
-from tokmix.ops.hyper_mix.triton import gelu, gelu_and_slope
-from tokmix.ops.rounding_triton import operand, put
+from tokmix.ops.causal_hyper_mix.kernels.tiles import kept_after, rows, start
+from tokmix.ops.hyper_mix.kernels.reassociated import gelu, gelu_and_slope
+from tokmix.ops.kernels.rounding import operand, put
 
 
 @triton.jit

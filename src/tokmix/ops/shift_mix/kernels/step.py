@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokmix.ops.rounding_triton import put
-from tokmix.ops.shift_mix.tiles import normalised, per_channel
+from tokmix.ops.kernels.rounding import put
+from tokmix.ops.shift_mix.kernels.tiles import normalised, per_channel
 from tokmix.ops.sizes import next_power_of_2
 
 
