@@ -12,7 +12,7 @@ from reproduce import claims, draw, page
 from reproduce.claims import Claim, judge
 from tests import needs
 from tests.papers_made_up import runs
-from tokmix.study.statistics import Resamples, holm, paired_t
+from tokmix.study.statistics import Bootstrap, holm, paired_t
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_the_bootstrap_over_examples_is_that_of_many_resamples() -> None:
     chance = np.random.default_rng(0)
     right = chance.random((2, 3, 300)) < np.array([0.8, 0.74])[:, None, None]  # [systems, seeds, examples]
     sums = np.stack([right.astype(float), np.ones(right.shape)], -1)
-    many = Resamples(sums, lambda part: part[..., 0] / part[..., 1], draws=20_000)
+    many = Bootstrap(sums, lambda part: part[..., 0] / part[..., 1], draws=20_000)
     exact = claims.over_examples(list(zip(*right, strict=True)))
     assert exact == pytest.approx(many.over_examples(0, 1, [0, 1, 2]), abs=0.015)
     assert claims.over_examples([(right[0, 0], right[0, 0])]) == pytest.approx(1.0)

@@ -23,7 +23,7 @@ from tokmix.pages.report import markdown, write
         ("a **b** `c<d`", "<p>a <strong>b</strong> <code>c&lt;d</code></p>"),
         ("see [x](y.md) **does not hold**", '<p>see x <strong class="bad">does not hold</strong></p>'),
         ("![p](f.svg)", ""),
-        ("- a\n  b\n- c", "<ul><li>a\n  b</li><li>c</li></ul>"),
+        ("- a\n  b\n- c", "<ul>\n<li>a\nb</li>\n<li>c</li>\n</ul>"),
         ("<details><summary>more</summary>\n\n2\\*\n\n</details>", "<details><summary>more</summary>\n<p>2*</p>\n</details>"),
         ("<b>", "<p>&lt;b&gt;</p>"),
     ],

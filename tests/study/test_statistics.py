@@ -12,7 +12,7 @@ pytest.importorskip("numpy")
 import numpy as np
 
 from tokmix.study import statistics
-from tokmix.study.statistics import Resamples, holm, p_value, paired_t, student_tail
+from tokmix.study.statistics import Bootstrap, holm, p_value, paired_t, student_tail
 
 
 def ratio(sums):
@@ -111,7 +111,7 @@ CASES = [
 @pytest.mark.parametrize("sums", CASES)
 def test_the_bootstrap_over_examples_comes_near_all_draws(sums):
     exact = every_draw(sums, ratio, 0, 1)
-    found = Resamples(sums, ratio, draws=20_000).over_examples(0, 1, range(sums.shape[1]))
+    found = Bootstrap(sums, ratio, draws=20_000).over_examples(0, 1, range(sums.shape[1]))
     assert found == pytest.approx(exact, abs=4 * math.sqrt(0.25 / 20_000))
 
 
@@ -119,7 +119,7 @@ def test_the_bootstrap_over_seeds_and_examples_comes_near_all_draws():
     sums = CASES[2]
     exact = every_draw(sums, ratio, 0, 1, seeds=True)
     assert exact != pytest.approx(every_draw(sums, ratio, 0, 1), abs=0.02), "the case would not tell the two apart"
-    found = Resamples(sums, ratio, draws=20_000).over_both(0, 1, range(3))
+    found = Bootstrap(sums, ratio, draws=20_000).over_both(0, 1, range(3))
     assert found == pytest.approx(exact, abs=4 * math.sqrt(0.25 / 20_000))
 
 
@@ -127,7 +127,7 @@ def test_what_seeds_add_has_the_spread_of_their_mean():
     """With so many examples that they matter little, the drawn means spread as the mean of five seeds does."""
     chance = np.random.default_rng(7)
     sums = hits(chance.random((5, 3000)) < np.array([0.5, 0.6, 0.7, 0.8, 0.9])[:, None], np.full((5, 3000), 0.6))
-    found = Resamples(sums, ratio, draws=2000)
+    found = Bootstrap(sums, ratio, draws=2000)
     each = found.observed[0] - found.observed[1]
     t = abs(each.mean()) / (each.std(ddof=1) / math.sqrt(5))
     assert found.over_both(0, 1, range(5)) == pytest.approx(math.erfc(t / math.sqrt(2)), abs=0.06)
@@ -139,7 +139,7 @@ def test_the_bootstrap_of_a_figure_that_is_no_mean_of_examples():
     predicted = [wanted + chance.normal(size=5), 0.2 * wanted + chance.normal(size=5)]
     ones = np.ones(5)
     sums = np.stack([np.stack([ones, x, wanted, x * x, wanted * wanted, x * wanted], -1) for x in predicted])[:, None]
-    found = Resamples(sums, pearson, draws=20_000)
+    found = Bootstrap(sums, pearson, draws=20_000)
     assert found.observed[:, 0] == pytest.approx([np.corrcoef(x, wanted)[0, 1] for x in predicted])
     exact = every_draw(sums, pearson, 0, 1)
     assert found.over_examples(0, 1, [0]) == pytest.approx(exact, abs=0.015)
@@ -148,11 +148,11 @@ def test_the_bootstrap_of_a_figure_that_is_no_mean_of_examples():
 def test_draws_do_not_depend_on_the_other_systems_nor_on_the_chunks(monkeypatch):
     chance = np.random.default_rng(4)
     right = (chance.random((3, 2, 40)) < 0.6).astype(float)
-    alone, beside = Resamples(hits(*right[:2]), ratio, draws=300), Resamples(hits(*right), ratio, draws=300)
+    alone, beside = Bootstrap(hits(*right[:2]), ratio, draws=300), Bootstrap(hits(*right), ratio, draws=300)
     assert np.allclose(alone.drawn, beside.drawn[:, :2], rtol=1e-12)
     monkeypatch.setattr(statistics, "CHUNK", 130)
-    assert np.allclose(Resamples(hits(*right), ratio, draws=300).drawn, beside.drawn, rtol=1e-12)
-    assert not np.allclose(Resamples(hits(*right), ratio, draws=300, seed=1).drawn, beside.drawn)
+    assert np.allclose(Bootstrap(hits(*right), ratio, draws=300).drawn, beside.drawn, rtol=1e-12)
+    assert not np.allclose(Bootstrap(hits(*right), ratio, draws=300, seed=1).drawn, beside.drawn)
 
 
 def test_pairing_sees_what_apart_would_be_lost():
@@ -161,8 +161,8 @@ def test_pairing_sees_what_apart_would_be_lost():
     b = (chance.random(500) < 0.5).astype(float)
     a = b.copy()
     a[np.flatnonzero(b)[:12]] = 0
-    paired = Resamples(hits([a], [b]), ratio, draws=2000).over_examples(0, 1, [0])
-    apart = Resamples(hits([a], [chance.permutation(b)]), ratio, draws=2000).over_examples(0, 1, [0])
+    paired = Bootstrap(hits([a], [b]), ratio, draws=2000).over_examples(0, 1, [0])
+    apart = Bootstrap(hits([a], [chance.permutation(b)]), ratio, draws=2000).over_examples(0, 1, [0])
     assert paired < 0.01 < 0.2 < apart
 
 
@@ -171,21 +171,21 @@ def test_under_no_difference_the_p_values_are_about_uniform():
     low = 0
     for trial in range(200):
         sums = hits([(chance.random(60) < 0.7)], [(chance.random(60) < 0.7)])
-        low += Resamples(sums, ratio, draws=200, seed=trial).over_examples(0, 1, [0]) <= 0.1
+        low += Bootstrap(sums, ratio, draws=200, seed=trial).over_examples(0, 1, [0]) <= 0.1
     assert 6 <= low <= 40  # 20 expected
 
 
 def test_equal_systems_failed_runs_and_one_seed():
     sums = hits([[1, 0, 1, 1]] * 2, [[1, 0, 1, 1]] * 2, [[0, 0, 1, 1], [1, 0, 0, 0]])
-    found = Resamples(sums, ratio, draws=200)
+    found = Bootstrap(sums, ratio, draws=200)
     assert found.over_examples(0, 1, [0, 1]) == 1.0 and found.over_both(0, 1, [0, 1]) == 1.0
     assert found.over_both(0, 2, [0]) is None
     sums[2, 1] = np.nan  # the run of the second seed failed
-    broken = Resamples(sums, ratio, draws=200)
+    broken = Bootstrap(sums, ratio, draws=200)
     assert broken.over_examples(0, 2, [0]) == found.over_examples(0, 2, [0])
     assert broken.over_examples(0, 2, [0, 1]) is None
     with pytest.raises(ValueError, match="nothing to draw from"):
-        Resamples(sums[:, :, :0], ratio)
+        Bootstrap(sums[:, :, :0], ratio)
 
 
 def test_a_p_value_is_never_zero_and_counts_what_is_as_far():

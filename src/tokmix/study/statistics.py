@@ -1,7 +1,7 @@
 """Whether one system is better than another: tests on paired scores, and Holm's correction where there are many of them.
 
 paired_t       over seeds: do the differences between two systems, seed by seed, have mean zero?
-Resamples      over examples, the seeds as they are: would another test set of this size have said the same?
+Bootstrap      over examples, the seeds as they are: would another test set of this size have said the same?
                over seeds and examples: would other seeds and another test set?
 holm           p-values of several tests, such that the chance of any false alarm among them stays below the level
 """
@@ -35,32 +35,10 @@ def paired_t(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def student_tail(t: float, freedom: int) -> float:
-    """P(|T| >= |t|) for Student's T: the regularised incomplete beta function at freedom / (freedom + t^2)."""
-    return _beta_share(freedom / (freedom + t * t), freedom / 2, 0.5)
+    """P(|T| >= |t|) for Student's T."""
+    from scipy.stats import t as student
 
-
-def _beta_share(x: float, a: float, b: float) -> float:
-    """I_x(a, b), by its continued fraction on the side where that converges fast."""
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):
-        return 1 - _beta_share(1 - x, b, a)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
-    tiny, value, c, d = 1e-300, 1.0, 1.0, 0.0
-    for step in range(10_000):  # Lentz's way from the front of the fraction
-        m = step // 2
-        if step == 0:
-            term = 1.0
-        elif step % 2 == 0:
-            term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        else:
-            term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        d = 1 / (1 + term * d or tiny)
-        c = 1 + term / c or tiny
-        value *= c * d
-        if step and abs(1 - c * d) < 1e-15:
-            break
-    return front * (value - 1)
+    return float(2 * student.sf(abs(t), freedom))
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
@@ -74,7 +52,7 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-class Resamples:
+class Bootstrap:
     """Figures of several systems on test sets drawn anew from the one there is, with replacement.
 
     sums    [systems, seeds, examples, k]: what each example adds to k sums, such as (right or not, 1)

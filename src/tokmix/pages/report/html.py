@@ -1,22 +1,34 @@
-"""Pieces of a page. Everything that comes from a file passes through `text`: a label named <script> stays a name."""
+"""Pieces of a page, drawn by Jinja2 with escaping on: a label named <script> stays a name. Each returns HTML that is safe to join."""
 
 from __future__ import annotations
 
-import html
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup, escape
 
 PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 MISSING = "–"
-RIGHT = ' class="number"'
 
 
-def text(value: Any) -> str:
+@cache
+def environment() -> Environment:
+    return Environment(loader=PackageLoader("tokmix.pages.report"), autoescape=True)
+
+
+def _part(name: str, *given: object) -> str:
+    macro = getattr(environment().get_template("parts.html").module, name)
+    return str(macro(*given))
+
+
+def text(value: object) -> str:
     """Escaped for an element's content and for a quoted attribute."""
-    return html.escape(str(value), quote=True)
+    return str(escape(str(value)))
 
 
 @dataclass(frozen=True)
@@ -27,6 +39,14 @@ class Cell:
     value: float | None = None
     strong: bool = False
     markup: str | None = None
+
+    @property
+    def inside(self) -> str | Markup:
+        return self.shown if self.markup is None else Markup(self.markup)
+
+    @property
+    def number(self) -> str:
+        return repr(self.value)
 
 
 def cell(value: Any) -> Cell:
@@ -54,55 +74,34 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = ""
     """A table whose columns can be sorted; nothing where there are no rows."""
     if not rows:
         return ""
-    lines = ['<div class="wide"><table class="sortable">']
     cells = [[cell(value) for value in row] for row in rows]
     assert all(len(row) == len(heads) for row in cells), (heads, rows)
     numeric = [any(row[at].value is not None for row in cells) for at in range(len(heads))]
-    lines.append("<thead><tr>" + "".join(_head(head, right) for head, right in zip(heads, numeric, strict=True)) + "</tr></thead><tbody>")
-    for row in cells:
-        lines.append("<tr>" + "".join(_cell(one, right) for one, right in zip(row, numeric, strict=True)) + "</tr>")
-    lines.append("</tbody></table></div>" + paragraph(caption, "note"))
-    return "\n".join(lines)
+    return _part("table", heads, cells, numeric, caption)
 
 
-def _head(name: str, right: bool) -> str:
-    button = f'<button type="button">{text(name)}</button>' if name else ""  # nobody can tell what a button without words does
-    return f'<th scope="col"{RIGHT * right}>{button}</th>'
-
-
-def _cell(one: Cell, right: bool) -> str:
-    shown = text(one.shown) if one.markup is None else one.markup
-    shown = f"<strong>{shown}</strong>" if one.strong else shown
-    value = f' data-value="{one.value!r}"' if one.value is not None else ""
-    return f"<td{RIGHT * right}{value}>{shown}</td>"
-
-
-def pairs(known: dict[str, Any]) -> str:
+def pairs(known: Mapping[str, object]) -> str:
     """Names and values as a definition list."""
-    return (
-        "<dl>"
-        + "".join(f"<dt>{text(name)}</dt><dd>{text(MISSING if value is None else value)}</dd>" for name, value in known.items())
-        + "</dl>"
-    )
+    return _part("pairs", known)
 
 
 def section(name: str, title: str, *parts: str) -> str:
     """Nothing where all parts are empty."""
     inside = "\n".join(one for one in parts if one)
-    return f'<section id="{text(name)}"><h2>{text(title)}</h2>\n{inside}\n</section>' if inside else ""
+    return _part("section", name, title, Markup(inside)) if inside else ""
 
 
 def paragraph(words: str, kind: str = "") -> str:
-    return f'<p class="{text(kind)}">{text(words)}</p>' if words else ""
+    return _part("paragraph", words, kind)
 
 
 def details(title: str, inside: str) -> str:
-    return f"<details><summary>{text(title)}</summary>\n{inside}\n</details>" if inside else ""
+    return _part("details", title, Markup(inside)) if inside else ""
 
 
 def chart(name: str, label: str) -> str:
     """Where the page's script draws the chart of that name."""
-    return f'<figure class="chart" data-chart="{text(name)}" aria-label="{text(label)}"></figure>'
+    return _part("chart", name, label)
 
 
 def data(known: Any) -> str:

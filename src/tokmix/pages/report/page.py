@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
 
+from markupsafe import Markup
+
 import tokmix
 from tokmix.pages.report import html
 
@@ -29,33 +31,10 @@ def page(title: str, sections: Sequence[str], charts: dict[str, Any]) -> str:
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}; base-uri 'none'; form-action 'none'"
     filled = [one for one in sections if one]
     made = f"Made with tokmix {tokmix.__version__} on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
-    return f"""<!doctype html>
-{MARK}
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{html.text(policy)}">
-<title>{html.text(title)}</title>
-<link rel="icon" href="data:,">
-<style>
-{asset("style.css")}
-</style>
-</head>
-<body>
-<header><h1>{html.text(title)}</h1>
-{html.paragraph(made, "note")}
-<nav>{_links(filled)}</nav></header>
-<main>
-<noscript><p class="warning">The tables are all here; the charts need JavaScript.</p></noscript>
-{chr(10).join(filled)}
-</main>
-<script type="application/json" id="data">{html.data(charts)}</script>
-<script>{scripts[0]}</script>
-<script>{scripts[1]}</script>
-</body>
-</html>
-"""
+    return html.environment().get_template("page.html").render(
+        mark=Markup(MARK), policy=policy, title=title, style=Markup(asset("style.css")), made=made, links=Markup(_links(filled)),
+        sections=Markup("\n".join(filled)), data=Markup(html.data(charts)), scripts=[Markup(one) for one in scripts],
+    )  # fmt: skip
 
 
 def _links(sections: Sequence[str]) -> str:

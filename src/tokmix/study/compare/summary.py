@@ -112,13 +112,13 @@ def _examples(here: Mapping[tuple[str, int], Result]) -> int:
     return next((len(one.sums()) for one in here.values() if one.sums is not None), 0)
 
 
-def _resamples(names: Sequence[str], here: Mapping[tuple[str, int], Result], seeds: Sequence[int]) -> statistics.Resamples | None:
+def _resamples(names: Sequence[str], here: Mapping[tuple[str, int], Result], seeds: Sequence[int]) -> statistics.Bootstrap | None:
     held = {id(one): one.sums() for one in here.values() if one.sums is not None}
     if not held or len(held) < len({id(one) for one in here.values()}) or len({sums.shape for sums in held.values()}) > 1:
         return None
     absent = np.full_like(next(iter(held.values())), np.nan)
     sums = np.stack([np.stack([held[id(here[name, seed])] if (name, seed) in here else absent for seed in seeds]) for name in names])
-    return statistics.Resamples(sums, outcomes.figure)
+    return statistics.Bootstrap(sums, outcomes.figure)
 
 
 def front(table: Sequence[Mapping[str, Any]], part: str, higher: bool) -> list[dict[str, Any]]:
