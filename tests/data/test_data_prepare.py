@@ -217,7 +217,7 @@ def test_tokens_that_are_mostly_unknown_are_said(tmp_path):
 
 def test_labels_without_rows_in_train_are_not_a_page_of_warnings(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"t{i},c{i}\n" for i in range(90)))
-    warnings = prepare(tmp_path / "a.csv", tmp_path / "out").warnings
+    warnings = prepare(tmp_path / "a.csv", tmp_path / "out", task="classify").warnings
     assert sum("no row in train" in warning for warning in warnings) == 6 and "more labels" in warnings[-1]
 
 

@@ -36,7 +36,7 @@ class SplitCard:
 @dataclass
 class Card:
     task: str
-    labels: list[str]  # class names in the order of their numbers; empty unless the task is classify
+    labels: list[str]  # class names in the order of their numbers; empty unless the task is classify or multilabel
     columns: dict[str, Any]
     split_by: str  # how rows came into splits, in words
     tokenizer: dict[str, Any]  # kind, vocab, roles (ids of pad, cls, sep, mask, eot), specials (special tokens in each row)

@@ -3,7 +3,7 @@
 train-00000.tokens.bin    ids, one after another (uint16, or uint32 for a large vocabulary); shards of a fixed number of ids
 train-00001.tokens.bin
 train.offsets.bin         int64 [rows + 1]: row r is ids[offsets[r] : offsets[r + 1]], counted over all shards
-train.targets.bin         int32 class numbers or float32 scores [rows]; absent where there are no targets
+train.targets.bin         int32 class numbers or float32 scores [rows], uint8 [rows, classes] of multilabel; absent where there are none
 train.keys.bin            uint64 [rows]: the hash of each row's text (see split.py)
 train.groups.bin          uint64 [rows]: the hash of each row's group; absent where no groups were asked for
 train.weights.bin         float32 [rows]: each row's weight in the loss; absent where all weigh the same
@@ -19,7 +19,7 @@ from typing import Any
 from tokmix.core.optional import np
 from tokmix.data.card import FORMAT, NAME, Card, hash_file
 
-TARGETS = {"classify": "int32", "regress": "float32"}
+TARGETS = {"classify": "int32", "multilabel": "uint8", "regress": "float32"}
 
 
 def shard_name(split: str, index: int) -> str:
@@ -67,7 +67,10 @@ class TokenSplit:
     @property
     def targets(self) -> np.ndarray | None:
         dtype = TARGETS.get(self.card.task)
-        return self._map(f"{self.name}.targets.bin", dtype) if dtype else None  # [rows]
+        if dtype is None:
+            return None
+        found = self._map(f"{self.name}.targets.bin", dtype)
+        return found.reshape(len(self), -1) if self.card.task == "multilabel" else found  # [rows], [rows, classes]
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         return self.offsets[rows + 1] - self.offsets[rows]

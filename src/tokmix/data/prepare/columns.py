@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokmix.core.checks import one_of
 from tokmix.data.read.files import place
 
-TASKS = ("classify", "regress", "lm", "mlm")
 PAIRS = (
     ("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"), ("text1", "text2"),
     ("text_a", "text_b"), ("sentence_a", "sentence_b"), ("question", "sentence"), ("question", "passage"), ("query", "passage"),
@@ -17,8 +15,6 @@ TEXTS = ("text", "sentence", "content", "review", "body", "comment", "document",
          "question", "article", "description", "abstract", "title")  # fmt: skip
 LABELS = ("label", "labels", "class", "category", "target", "intent", "sentiment", "topic", "tag", "gold_label", "coarse_label", "y")
 SCORES = ("score", "similarity", "similarity_score", "relatedness_score", "rating", "stars", "value")
-STRAY = 10  # as many numbers to a word, and fractions among them, are scores with a hole, not classes
-LARGEST = 1e30  # of a score, which is kept as a float32
 IGNORED = ("", "id", "idx", "index", "guid", "uid", "uuid", "pairid", "row", "split", "url", "unnamed: 0")
 
 
@@ -111,10 +107,10 @@ def _check(name: str, columns: Sequence[str], asked: str) -> None:
 
 def looks_like_data(columns: Sequence[str]) -> bool:
     """Whether a first line reads like a row and not like names: a number, or something as long as a sentence."""
-    return any(_is_number(column) or len(column) > 60 or len(column.split()) > 3 for column in columns)
+    return any(is_number(column) or len(column) > 60 or len(column.split()) > 3 for column in columns)
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
@@ -132,89 +128,3 @@ def _unclear(name: str, columns: Sequence[str], what: str, option: str) -> str:
         return _no_header(name, columns)
     shown = ", ".join(columns)
     return f"{name}: cannot tell which column is {what} among {shown}; say {option} (no header line? name the columns with header=)"
-
-
-class Targets:
-    """What a target column holds, seen row by row: class names with counts, or numbers. Bounded in memory."""
-
-    MOST = 1000  # more distinct values than this are no classes
-
-    def __init__(self) -> None:
-        self.counts: dict[str, dict[str, int]] = {}  # value -> split -> rows
-        self.first: dict[str, str] = {}  # value -> where it was first seen
-        self.many = self.fraction = False
-        self.not_number: tuple[str, str] | None = None  # the first value that is no number, and where
-        self.not_finite: tuple[str, str] | None = None
-        self.low, self.high = float("inf"), float("-inf")
-        self.numbers = self.words = 0  # distinct values that are a number, and that are none
-
-    def see(self, value: str, split: str, where: str) -> None:
-        if not self.many:
-            if value not in self.counts and len(self.counts) == self.MOST:
-                self.many = True
-            else:
-                self.first.setdefault(value, where)
-                row = self.counts.setdefault(value, {})
-                row[split] = row.get(split, 0) + 1
-                if row[split] > 1:
-                    return  # everything below was noted the first time
-        self._see_number(value, where)
-
-    def _see_number(self, value: str, where: str) -> None:
-        try:
-            number = float(value)
-        except ValueError:
-            self.not_number = self.not_number or (value, where)
-            self.words += 1
-            return
-        self.numbers += 1
-        if number - number != 0:  # nan or infinite
-            self.not_finite = self.not_finite or (value, where)
-            return
-        self.fraction |= number != int(number)
-        self.low, self.high = min(self.low, number), max(self.high, number)
-
-    def task(self, column: str) -> str:
-        numbers = not self.not_number
-        if self.not_number and self.fraction and self.words * STRAY <= self.numbers:
-            value, where = self.not_number
-            raise ValueError(
-                f"{where}: {column} is {value!r} where others are numbers such as {self._fraction()}: "
-                "give a number or leave the row out; task=classify makes each value a class"
-            )
-        if numbers and (self.fraction or self.many or column.lower() in SCORES):
-            return "regress"
-        return "classify"
-
-    def _fraction(self) -> str:
-        return next(value for value in self.first if _is_number(value) and not float(value).is_integer())
-
-    def check(self, task: str, column: str) -> None:
-        """One line where the column does not fit the task."""
-        one_of("task", task, TASKS)
-        if task == "regress":
-            if self.not_number:
-                raise ValueError(f"{self.not_number[1]}: {column} {self.not_number[0]!r} is not a number")
-            if self.not_finite:
-                raise ValueError(f"{self.not_finite[1]}: {column} is {self.not_finite[0]}; a score has to be a finite number")
-            if (largest := max(abs(self.low), abs(self.high))) > LARGEST:
-                raise ValueError(f"column {column!r} holds scores up to {largest:g}; they are learned in float32, up to {LARGEST:g}")
-            if self.low == self.high:
-                raise ValueError(f"every {column} is {self.low:g}: there is nothing to learn")
-        elif task == "classify":
-            if self.not_finite and not self.not_number:
-                raise ValueError(f"{self.not_finite[1]}: {column} is {self.not_finite[0]} among numbers: a missing label")
-            if self.many:
-                raise ValueError(
-                    f"column {column!r} has more than {self.MOST} distinct values, too many for classes; name the label with label="
-                )
-            if len(self.counts) == 1:
-                raise ValueError(f"every {column} is {next(iter(self.counts))!r}: a single class, so there is nothing to learn")
-
-    def names(self, order: Sequence[str] | None = None) -> list[str]:
-        """The classes: in the order the data set gives, else by number, else by name."""
-        if order is not None:
-            return list(order)
-        if not self.not_number and not self.not_finite:
-            return sorted(self.counts, key=lambda name: (float(name), name))
-        return sorted(self.counts)

@@ -14,8 +14,9 @@ from typing import Any
 from tokmix.core.optional import np
 from tokmix.data.card import Card, SplitCard, hash_file
 from tokmix.data.order import mix
+from tokmix.data.prepare import label_report
 from tokmix.data.prepare.documents import Piece
-from tokmix.data.prepare.plan import Plan
+from tokmix.data.prepare.plan import LABELLED, Plan
 from tokmix.data.prepare.rows import LeftOut
 from tokmix.data.prepare.settings import PrepareSettings
 from tokmix.data.prepare.tokenize import KINDS, Encoder, batched, load_tokenizer, make_ready, train_tokenizer, vocab_size
@@ -55,8 +56,9 @@ def source_facts(source: str | Path, **settings: Any) -> list[dict[str, Any]]:
 def _plan(source: str | Path, asked: PrepareSettings) -> Plan:
     header = [name.strip() for name in asked.header.split(",")] if asked.header else None
     parts = open_source(
-        source, format=asked.format, pattern=asked.pattern, header=header, encoding=asked.encoding, subset=asked.subset, task=asked.task
-    )
+        source, format=asked.format, pattern=asked.pattern, header=header, encoding=asked.encoding, subset=asked.subset, task=asked.task,
+        separator=asked.separator, sheet=asked.sheet,
+    )  # fmt: skip
     _refuse_unused(Path(source), parts, asked)
     return Plan(parts, asked)
 
@@ -70,6 +72,10 @@ def _refuse_unused(source: Path, parts: Sequence[Part], asked: PrepareSettings) 
         raise ValueError(f"pattern={asked.pattern!r} says which files of a folder are read, and {source} is {_kind(here)}")
     if asked.header is not None and not any(isinstance(part, Delimited) for part in parts):
         raise ValueError(f"header={asked.header!r} names the columns of csv and tsv, and {parts[0].name} is neither")
+    if asked.separator is not None and not any(isinstance(part, Delimited) for part in parts):
+        raise ValueError(f"separator={asked.separator!r} parts the cells of csv, and {parts[0].name} is none")
+    if asked.sheet is not None and not hasattr(parts[0], "sheet"):
+        raise ValueError(f"sheet={asked.sheet!r} names a sheet of .xlsx or a table of SQLite, and {parts[0].name} is neither")
     if isinstance(parts[0], Text):
         for name in ("text", "label", "split_column", "group", "weight"):
             if (column := getattr(asked, name)) is not None:
@@ -120,6 +126,8 @@ def _write(plan: Plan, folder: Path, bars: Progress) -> Card:
     _drop_empty(plan, card, folder)
     for name, split in card.splits.items():
         _describe_targets(split, TokenSplit(folder, name, card))
+    if not asked.labels:
+        card.warnings += label_report.about_rows(card, {name: TokenSplit(folder, name, card) for name in card.splits})
     card.overlap = overlap({name: TokenSplit(folder, name, card).keys for name in card.splits})
     card.warnings += [*_warnings(plan, card, left_out), *_parted_groups(plan, card, folder), *_unknown(card, folder)]
     if plan.stream and _forgets(tokenizer):
@@ -166,17 +174,26 @@ def _write_rows(plan: Plan, writers: dict[str, SplitWriter], encoder: Encoder, l
                 writer = writers[row.split]
                 writer.extend(ids)
                 writer.bytes += sum(len(text.encode()) for text in row.texts)
-                writer.end_row(row.key, _number(plan.task, row.target, numbers), row.group, row.weight)
+                writer.end_row(row.key, _numbers(plan, row.target, numbers), row.group, row.weight)
             for i in cut:
                 writers[batch[i].split].truncated += 1
             advance(len(batch))
 
 
-def _number(task: str, target: str | None, numbers: dict[str, int]) -> float | None:
-    if task not in ("classify", "regress"):
-        return None
+def _numbers(plan: Plan, target: str | None, numbers: dict[str, int]) -> list[float]:
+    """What is written as a row's target: its class, its score, or 0 or 1 for each class."""
+    if plan.task not in LABELLED:
+        return []
     assert target is not None
-    return numbers[target] if task == "classify" else float(target)
+    if plan.task == "regress":
+        return [float(target)]
+    found = [numbers[label] for label in plan.labels_of(target)]
+    if plan.task == "classify":
+        return list(map(float, found))
+    given = [0.0] * len(numbers)
+    for place in found:
+        given[place] = 1.0
+    return given
 
 
 def _write_documents(plan: Plan, writers: dict[str, SplitWriter], encoder: Encoder, eot: int, left_out: LeftOut, bars: Progress) -> None:
@@ -229,7 +246,7 @@ def _describe_targets(split: SplitCard, rows: TokenSplit) -> None:
     if targets is None:
         return
     if labels:
-        counts = np.bincount(targets, minlength=len(labels))
+        counts = np.bincount(targets, minlength=len(labels)) if targets.ndim == 1 else targets.sum(0)  # [classes]
         split.labels = {label: int(count) for label, count in zip(labels, counts, strict=True)}
     else:
         values = np.asarray(targets, dtype=np.float64)

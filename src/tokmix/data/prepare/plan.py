@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tokmix.core.checks import nearest
-from tokmix.data.prepare import documents
-from tokmix.data.prepare.columns import Columns, Targets, choose_columns
+from tokmix.data.prepare import documents, label_report
+from tokmix.data.prepare.columns import Columns, choose_columns
 from tokmix.data.prepare.rows import Example, LeftOut, examples, no_label
 from tokmix.data.prepare.settings import PrepareSettings
+from tokmix.data.prepare.targets import BAR, Targets, pieces
 from tokmix.data.prepare.tokenize import KINDS
 from tokmix.data.read.files import Part, Text
 from tokmix.data.split import check_shares, place
 from tokmix.show.progress import Advance
 
+LABELLED = ("classify", "multilabel", "regress")  # tasks of rows with a target each
 SHARE = 0.1  # of valid and of test where no splits are given ...
 MOST_ROWS, MOST_CHARACTERS = 20_000, 5_000_000  # ... but no more than about this much
 
@@ -25,13 +27,13 @@ class Plan:
         self.parts, self.asked = list(parts), asked
         self.warnings = [note for part in self.parts for note in part.notes]
         self.left_out = LeftOut()
-        self.targets = Targets()
+        self.targets = Targets(asked.label_separator)
         self.counts: dict[str, list[int]] = {}  # split -> [rows or documents, characters]; all in train until shares are known
         self.block: int | None = None  # characters of a block of plain text, where documents are too few to split
         self.valid, self.test = asked.valid or 0.0, asked.test or 0.0
         self.columns = None if isinstance(self.parts[0], Text) else self._choose_columns()
         self._task: str | None = asked.task or ("lm" if self.columns is None or self.columns.target is None else None)
-        if self._task in ("classify", "regress") and self.columns is None:
+        if self._task in LABELLED and self.columns is None:
             raise ValueError(f"task={self._task} needs a table with a label or score column; {self.parts[0].name} is plain text")
         self.stream = self._task == "lm" or self.columns is None
         if self.stream and asked.weight is not None:
@@ -100,11 +102,16 @@ class Plan:
 
     @property
     def labels(self) -> list[str]:
-        """The classes in the order of their numbers; none unless the task is classify."""
-        if self.task != "classify":
+        """The classes in the order of their numbers; none unless the task is classify or multilabel."""
+        if self.task not in ("classify", "multilabel"):
             return []
         assert self.columns is not None and self.columns.target is not None
-        return self.targets.names(self.asked.labels or self.parts[0].classes(self.columns.target))
+        return self.targets.names(self.task, self.asked.labels or self.parts[0].classes(self.columns.target))
+
+    def labels_of(self, target: str) -> list[str]:
+        """The classes of a row's target: one, or any number where the task is multilabel."""
+        found = pieces(target, self.asked.label_separator or BAR) if self.task == "multilabel" else [target]
+        return [self.targets.alias.get(label, label) for label in found]
 
     @property
     def rows_seen(self) -> int:
@@ -119,10 +126,12 @@ class Plan:
             self._look_at_documents(advance)
         else:
             self._look_at_rows(advance)
-        if self.asked.labels and self.task != "classify":
+        if self.asked.labels and self.task not in ("classify", "multilabel"):
             raise ValueError(
                 f"labels={','.join(self.asked.labels)} names classes, and this is {self.task}: leave it out, or say task=classify"
             )
+        if self.asked.label_separator is not None and self.task != "multilabel":
+            raise ValueError(f"label_separator={self.asked.label_separator!r} parts the labels of multilabel, and this is {self.task}")
         if self.by_hash:
             self._set_shares()
 
@@ -143,10 +152,17 @@ class Plan:
         self._check_counts()
         column = self.columns.target or ""
         self._task = self._task or self.targets.task(column)
-        if self.task in ("classify", "regress") and not self.asked.labels:
+        self.targets.settle(self.task)
+        if self.task in LABELLED and not self.asked.labels:
             self.targets.check(self.task, column)
-        if self.task == "classify":
+            if self.asked.task is None and self.task == "classify":
+                label_report.check_ids(self.targets, column)
+        if self.task in ("classify", "multilabel"):
+            if self.asked.merge_labels:
+                self.targets.merge(self.task, self.asked.labels)
             self._check_labels()
+        if self.task in LABELLED and not self.asked.labels:
+            self.warnings += label_report.about_targets(self.targets, self.task, column, self.asked.task is not None)
 
     def _look_at_documents(self, advance: Advance) -> None:
         survey, visible = documents.Survey(), set()
@@ -173,14 +189,13 @@ class Plan:
         if self.asked.labels:
             known = list(self.asked.labels)
         elif self.given:
-            known = [name for name, counts in self.targets.counts.items() if "train" in counts]
+            known = [name for name, counts in self.targets.seen(self.task).items() if "train" in counts]
         else:
             return
-        for value, where in self.targets.first.items():
-            if value not in known:
-                raise ValueError(
-                    f"{where}: label {value!r} does not occur in training; known: {', '.join(known[:20])}{nearest(value, known)}"
-                )
+        for value in self.targets.seen(self.task):
+            if self.targets.alias.get(value, value) not in known:
+                where, some = self.targets.first[value], ", ".join(known[:20])
+                raise ValueError(f"{where}: label {value!r} does not occur in training; known: {some}{nearest(value, known)}")
 
     def _set_shares(self) -> None:
         rows, characters = self.counts["train"]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tokmix.data.prepare.columns import Columns
+from tokmix.data.prepare.targets import SET, joined, listed
 from tokmix.data.read.files import UNLABELLED, Part
 from tokmix.data.split import split_of_name, text_key
 
@@ -51,11 +52,11 @@ def examples(parts: Sequence[Part], columns: Columns, choose: Chooser, left_out:
                 left_out.add("no text")
                 continue
             target = extra[columns.target] if columns.target else None
-            if target is UNLABELLED:
-                left_out.add("no label")
-                continue
             if columns.target:
                 target = _target(part, number, columns.target, target)
+                if target is None:
+                    left_out.add("no label")
+                    continue
             given = _given(part, number, columns.split, extra[columns.split]) if columns.split else part.split
             key = text_key(*texts)
             # A group's rows follow the group; the row's own key stays that of its text, by which overlap is counted.
@@ -72,13 +73,16 @@ def text_of(part: Part, number: int, column: str, value: Any) -> str:
     return value
 
 
-def _target(part: Part, number: int, column: str, value: Any) -> str:
-    if isinstance(value, (list, dict)):
-        raise ValueError(f"{part.where(number)}: column {column!r} holds {type(value).__name__}; one label or score a row is needed")
-    text = "" if value is None else str(value).strip()
-    if not text:
-        raise ValueError(f"{part.where(number)}: column {column!r} is empty; every row needs one: fill it in, or leave the row out")
-    return text
+def _target(part: Part, number: int, column: str, value: Any) -> str | None:
+    """The label or score of a row, several as `joined` writes them; None where the cell is empty."""
+    if isinstance(value, dict) or (isinstance(value, list) and not all(isinstance(one, (str, int)) for one in value)):
+        kind = type(value).__name__
+        raise ValueError(f"{part.where(number)}: column {column!r} holds {kind}; a label, a score or a list of labels is needed")
+    if isinstance(value, list):
+        return joined(value)
+    if value is None or value is UNLABELLED:
+        return None
+    return listed(str(value).strip().replace(SET, " ")) or None
 
 
 def _weight(part: Part, number: int, column: str, value: Any) -> float:

@@ -10,13 +10,15 @@ from tokmix.core.checks import at_least, nearest, typed
 
 @dataclass(frozen=True)
 class PrepareSettings:
-    task: Literal["classify", "regress", "lm", "mlm"] | None = None  # None: told by the data
+    task: Literal["classify", "multilabel", "regress", "lm", "mlm"] | None = None  # None: told by the data
     text: str | None = None  # text column, or two for a pair: premise,hypothesis
     label: str | None = None  # column of the class or score
     split_column: str | None = None  # column that says train, valid or test ("split" is taken without asking)
     group: str | None = None  # column whose equal values stay in one split (the source file of a snippet, say)
     weight: str | None = None  # column of the weight of each row in the loss, a number of at least 0; None: all weigh the same
-    format: Literal["csv", "tsv", "jsonl", "parquet", "txt"] | None = None  # None: told by the file's name
+    format: Literal["csv", "tsv", "jsonl", "parquet", "txt", "xlsx", "sqlite"] | None = None  # None: told by the file's name
+    separator: str | None = None  # between the cells of a csv: one character, or tab, comma, semicolon, pipe; None: from the first line
+    sheet: str | None = None  # which sheet of a workbook, or table of a database, where there are several
     pattern: str | None = None  # which files of a folder, for instance *.py; unknown endings are read as plain text
     header: str | None = None  # names of the columns of a file without a header line: text,label
     encoding: str = "utf-8"
@@ -30,6 +32,8 @@ class PrepareSettings:
     lowercase: bool = True  # wordpiece only
     max_len: int = 512  # tokens of a row, special ones included; a running text is not cut
     long: Literal["truncate", "refuse"] = "truncate"  # what to do with a longer row
+    label_separator: str | None = None  # between the labels of a cell: a row may have any number of them (task multilabel)
+    merge_labels: bool = False  # labels that differ in case or blanks alone are one class
     labels: tuple[str, ...] | None = None  # the classes of a trained model, in their order: any other label is an error
     shard_tokens: int = 2**27
 

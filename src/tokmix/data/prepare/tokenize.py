@@ -33,6 +33,7 @@ OTHER_NAMES = {
 }
 NEEDED = {
     "classify": ("pad", "cls", "sep", "mask"),
+    "multilabel": ("pad", "cls", "sep", "mask"),
     "regress": ("pad", "cls", "sep", "mask"),
     "mlm": ("pad", "cls", "sep", "mask", "eot"),
     "lm": ("eot",),

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -71,15 +72,15 @@ class SplitWriter:
         if self._held >= self.FLUSH:
             self._flush()
 
-    def end_row(self, key: int, target: float | None = None, group: int | None = None, weight: float | None = None) -> None:
+    def end_row(self, key: int, target: Sequence[float] = (), group: int | None = None, weight: float | None = None) -> None:
         self.rows += 1
         self.tokens += self._open
         self.lengths[self._open] += 1
         self._open = 0
         self._columns["offsets"].add(self.tokens)
         self._columns["keys"].add(key)
-        if target is not None:
-            self._columns["targets"].add(target)
+        for value in target:
+            self._columns["targets"].add(value)
         if group is not None:
             self._columns["groups"].add(group)
         if weight is not None:

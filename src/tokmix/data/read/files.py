@@ -16,11 +16,14 @@ from typing import Any
 
 from tokmix.core.checks import nearest, one_of
 from tokmix.core.optional import need
+from tokmix.data.read import stdin
 from tokmix.data.read.lines import LONGEST_LINE, chunks, is_packed, lines
 from tokmix.data.split import split_of_path
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 FORMATS |= {".parquet": "parquet", ".pq": "parquet", ".txt": "txt", ".text": "txt"}
+FORMATS |= {".xlsx": "xlsx", ".sqlite": "sqlite", ".sqlite3": "sqlite", ".db": "sqlite"}
+SEPARATORS = {"tab": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}  # names of what a shell would have to quote
 UNLABELLED = object()  # the label of a row that a data set marks as having none
 
 
@@ -74,9 +77,18 @@ class Text(File):
 class Delimited(File):
     """csv with the usual quoting; tsv with none, so that a lone quote is a character like any other."""
 
-    def __init__(self, path: Path, name: str, split: str | None, encoding: str, tabs: bool, header: Sequence[str] | None = None):
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        split: str | None,
+        encoding: str,
+        tabs: bool,
+        header: Sequence[str] | None = None,
+        separator: str | None = None,
+    ):
         super().__init__(path, name, split, encoding)
-        self.tabs, self.header = tabs, list(header) if header else None
+        self.tabs, self.header, self.separator = tabs and separator is None, list(header) if header else None, separator
 
     def columns(self) -> list[str]:
         if self.header:
@@ -116,9 +128,11 @@ class Delimited(File):
             raise ValueError(f"{self.where(before + 1)}: not a csv row ({why})") from None
 
     def _delimiter(self) -> str:
-        """A comma, or the semicolon or tab of other programs where the first line has no comma."""
+        """The one asked for; else a comma, or the semicolon, tab or | of other programs where the first line has no comma."""
+        if self.separator is not None:
+            return self.separator
         first = next((line for _, line in lines(self.path, self.encoding)), "")
-        return "," if "," in first else max(",;\t", key=first.count)
+        return "," if "," in first else max(",;\t|", key=first.count)
 
 
 class Parquet(File):
@@ -175,13 +189,36 @@ def place(name: str, columns: Sequence[str], column: str) -> int:
     return columns.index(column)
 
 
-def open_file(path: Path, name: str, split: str | None, format: str, encoding: str, header: Sequence[str] | None) -> Part:
-    if format in ("csv", "tsv"):
-        return Delimited(path, name, split, encoding, format == "tsv", header)
-    from tokmix.data.read.json_rows import open_json
+def separator_of(asked: str) -> str:
+    """One character, or its name."""
+    found = SEPARATORS.get(asked.lower(), "\t" if asked == "\\t" else asked)
+    if len(found) != 1 or found in '"\r\n':
+        raise ValueError(f"separator={asked!r} should be one character, or one of {', '.join(SEPARATORS)}")
+    return found
 
-    kinds: dict[str, Callable[..., Part]] = {"jsonl": open_json, "parquet": Parquet, "txt": Text}
+
+def open_file(
+    path: Path,
+    name: str,
+    split: str | None,
+    format: str,
+    encoding: str,
+    header: Sequence[str] | None,
+    separator: str | None = None,
+    sheet: str | None = None,
+) -> Part:
+    if format in ("csv", "tsv"):
+        return Delimited(path, name, split, encoding, format == "tsv", header, None if separator is None else separator_of(separator))
+    from tokmix.data.read.fasttext import FastText, is_fasttext
+    from tokmix.data.read.json_rows import open_json
+    from tokmix.data.read.sheets import Sqlite, Xlsx
+
+    kinds: dict[str, Callable[..., Part]] = {"jsonl": open_json, "parquet": Parquet, "txt": Text, "xlsx": Xlsx, "sqlite": Sqlite}
     one_of("format", format, ["csv", "tsv", *kinds])
+    if format in ("xlsx", "sqlite"):
+        return kinds[format](path, name, split, encoding, sheet)
+    if format == "txt" and is_fasttext(path, encoding):
+        return FastText(path, name, split, encoding)
     return kinds[format](path, name, split, encoding)
 
 
@@ -194,13 +231,19 @@ def open_source(
     encoding: str = "utf-8",
     subset: str | None = None,
     task: str | None = None,
+    separator: str | None = None,
+    sheet: str | None = None,
 ) -> list[Part]:
-    """The parts of a file, a folder of files, a Hugging Face data set folder, or (where nothing has that path) a hub name.
+    """The parts of a file, a folder of files, a Hugging Face data set folder, standard input (-), or (where nothing has that path)
+    a hub name.
 
     A folder of texts sorted into folders by class is a table, unless the task asked for is another one."""
     if not str(source):
         raise ValueError("no file or folder was named: '' is empty")
     path = Path(source)
+    if str(source) == stdin.NAME:
+        path = stdin.spooled()
+        format = format or stdin.format_of_content(path)
     if path.is_file():
         found = [path]
     elif path.is_dir():
@@ -217,7 +260,8 @@ def open_source(
         from tokmix.data.read import hub
 
         return hub.fetched(str(source), subset, _beside(path))
-    parts = [_part(file, path, format, "txt" if pattern else None, encoding, header) for file in found]
+    told = (encoding, header, separator, sheet)
+    parts = [_part(file, path, format, "txt" if pattern else None, *told) for file in found]
     if len({isinstance(part, Text) for part in parts}) > 1:
         raise ValueError(f"{source} holds both tables and plain text; name one kind with pattern, for instance pattern='*.csv'")
     return parts
@@ -243,14 +287,23 @@ def format_of(path: Path) -> str | None:
     return FORMATS.get(suffixes[-1]) if suffixes else None
 
 
-def _part(file: Path, root: Path, format: str | None, fallback: str | None, encoding: str, header: Sequence[str] | None) -> Part:
+def _part(
+    file: Path,
+    root: Path,
+    format: str | None,
+    fallback: str | None,
+    encoding: str,
+    header: Sequence[str] | None,
+    separator: str | None,
+    sheet: str | None,
+) -> Part:
     name = file.name if file == root else str(file.relative_to(root))
     kind = format or format_of(file) or fallback
     if kind is None:
         raise ValueError(f"{file}: cannot tell the format from the name; known: {', '.join(sorted(FORMATS))} (also .gz), or say format=")
     if file.stat().st_size == 0:
         raise ValueError(f"{file} is empty")
-    return open_file(file, name, split_of_path(name), kind, encoding, header)
+    return open_file(file, name, split_of_path(name), kind, encoding, header, separator, sheet)
 
 
 def _files(folder: Path, format: str | None, pattern: str | None) -> list[Path]:

@@ -1,0 +1,83 @@
+"""What somebody should know about the labels before they trust a figure: one line for each thing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tokmix.core.optional import np
+from tokmix.data.card import Card
+from tokmix.data.prepare.targets import Targets, folded
+from tokmix.data.tokens import TokenSplit
+
+FEW = 5  # rows of a class: fewer teach little and measure nothing
+TOO_FEW = 10  # rows of a table
+LOPSIDED = 0.9  # share of the commonest class from which accuracy says little
+SHOWN = 5
+
+
+def check_ids(targets: Targets, column: str) -> None:
+    """A label that hardly any two rows share is an id: nothing learned from it holds for another row."""
+    classes = len(targets.counts)
+    if classes > 20 and targets.rows < 2 * classes:
+        raise ValueError(
+            f"column {column!r} has {classes:,} distinct values in {targets.rows:,} rows, as ids have: "
+            "name another column with label=, or say task=classify to make each value a class"
+        )
+
+
+def about_targets(targets: Targets, task: str, column: str, asked: bool) -> Iterator[str]:
+    """What the column's values alone tell."""
+    whole = targets.numbers and not (targets.not_number or targets.fraction or targets.not_finite)
+    if whole and not asked and (targets.many_numbers or len(targets.counts) > 20):
+        many = f"more than {targets.MOST:,}" if targets.many else f"{len(targets.counts):,}"
+        what, other = ("scores", "classify makes each a class") if task == "regress" else ("classes", "regress reads them as scores")
+        yield f"{column} holds {many} distinct whole numbers from {targets.low:g} to {targets.high:g}, read as {what}: task={other}"
+        if not targets.many and len(targets.counts) == targets.rows:
+            yield f"every row has another {column}: an id teaches nothing; name another column with label="
+    if targets.rows < TOO_FEW:
+        yield f"{targets.rows} rows are too few to learn from, or to measure on"
+    if task in ("classify", "multilabel"):
+        groups: dict[str, list[str]] = {}
+        for label in targets.seen(task):
+            groups.setdefault(folded(label), []).append(label)
+        alike = [names for names in groups.values() if len(names) > 1]
+        for names in alike[:SHOWN]:
+            shown = " and ".join(map(repr, sorted(names)))
+            if targets.alias:
+                yield f"labels {shown} are one class, {targets.alias.get(names[0], names[0])!r}"
+            else:
+                yield f"labels {shown} differ in case or blanks alone and are {len(names)} classes: merge_labels=true makes them one"
+        if len(alike) > SHOWN:
+            yield f"{len(alike) - SHOWN:,} more groups of labels differ in case or blanks alone"
+
+
+def about_rows(card: Card, splits: dict[str, TokenSplit]) -> Iterator[str]:
+    """What the rows tell, once they are written."""
+    if card.task == "classify" and (count := _conflicts(splits)):
+        yield f"{count:,} texts stand there with different labels: at most one of them can be right"
+    train = card.splits.get("train")
+    if train is None or not train.labels:
+        return
+    few = sorted((count, label) for label, count in train.labels.items() if 0 < count < FEW)
+    if few and train.rows >= 10 * FEW:
+        shown = ", ".join(f"{label} {count}" for count, label in few[:SHOWN]) + (", ..." if len(few) > SHOWN else "")
+        one = "1 class has" if len(few) == 1 else f"{len(few):,} classes have"
+        yield f"{one} fewer than {FEW} rows in train ({shown}): little can be learned of them"
+    label, most = max(train.labels.items(), key=lambda item: item[1])
+    if card.task == "classify" and train.rows >= 10 * FEW and most / train.rows >= LOPSIDED:
+        yield (
+            f"{label!r} is {100 * most / train.rows:.3g} % of train: always saying it has that accuracy; look at macro_f1, "
+            "and train.balance=true weighs rare classes up"
+        )
+
+
+def _conflicts(splits: dict[str, TokenSplit]) -> int:
+    """How many texts, by their keys, have more than one class."""
+    known = [(split.keys, split.targets) for split in splits.values() if split.targets is not None and len(split)]
+    if not known:
+        return 0
+    keys, targets = (np.concatenate([pair[i] for pair in known]) for i in (0, 1))
+    order = np.lexsort((targets, keys))
+    keys, targets = keys[order], targets[order]
+    differs = (keys[1:] == keys[:-1]) & (targets[1:] != targets[:-1])
+    return len(np.unique(keys[1:][differs]))
