@@ -16,7 +16,7 @@ from tokmix.data.batches.rows import RowBatches
 from tokmix.data.prepare.pipeline import prepare
 from tokmix.data.tokens import TokenFiles
 from tokmix.training.distributed import World
-from tokmix.training.task import Work, loss
+from tokmix.training.task import TrainingTask, loss
 
 
 def write(path: Path, weights: list[object], labels: tuple[object, object] = ("a", "b")) -> Path:
@@ -50,7 +50,7 @@ def test_the_loss_is_the_weighted_sum(tmp_path: Path) -> None:
 
 def test_training_reads_the_weights(tmp_path: Path) -> None:
     prepare(write(tmp_path / "a.jsonl", [0.0, 2.0] * 10), tmp_path / "p", weight="w", into="train", vocab=100)
-    work = Work(TokenFiles(tmp_path / "p"), settings(train__holdout=0.0))
+    work = TrainingTask(TokenFiles(tmp_path / "p"), settings(train__holdout=0.0))
     batch = next(iter(work.train_batches(World()).epoch(0)))
     outputs = torch.zeros(len(batch.rows), 2)
     even = sum(1 for row in batch.rows if row % 2 == 0)

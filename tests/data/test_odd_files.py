@@ -166,8 +166,9 @@ def test_a_workbook(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="two.xlsx holds 2 tables .*say which with sheet=NAME"):
         prepare(tmp_path / "two.xlsx", tmp_path / "none")
     assert prepare(tmp_path / "two.xlsx", tmp_path / "first", sheet="Sheet", tokenizer="bytes").labels == ["1", "2"]
+    (tmp_path / "bad.xlsx").write_bytes(b"no zip")
     with pytest.raises(ValueError, match="is not an .xlsx workbook"):
-        read(tmp_path / "bad.xlsx", b"no zip")
+        prepare(tmp_path / "bad.xlsx", tmp_path / "none")
 
 
 def test_a_database(tmp_path: Path) -> None:
@@ -182,8 +183,9 @@ def test_a_database(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a.db holds 2 tables \(half, my rows\): say which with sheet=NAME"):
         prepare(tmp_path / "a.db", tmp_path / "none")
     assert rows(prepare(tmp_path / "a.db", tmp_path / "view", sheet="half", tokenizer="bytes")) == 30
+    (tmp_path / "bad.db").write_bytes(b"no database, " * 100)
     with pytest.raises(ValueError, match="cannot be read as an SQLite database"):
-        read(tmp_path / "bad.db", b"no database, " * 100)
+        prepare(tmp_path / "bad.db", tmp_path / "none")
 
 
 CELLS = {"bar": ["a|b", "a", "b|c", "c"], "json": ['"[""a"", ""b""]"', '"[""a""]"', '"[""b"", ""c""]"', "c"]}

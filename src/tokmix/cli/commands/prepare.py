@@ -9,7 +9,9 @@ ABOUT = "text -> token files, a tokenizer and a card"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    kinds = "csv, tsv, jsonl, json, parquet, txt (also .gz), a folder of those, folders of texts by class, or a hub name"
+    kinds = (
+        "csv, tsv, jsonl, json, parquet, xlsx, sqlite, txt (also .gz), - for standard input, a folder of those or by class, or a hub name"
+    )
     parser.add_argument("data", metavar="DATA", help=kinds)
     parser.add_argument("--out", required=True, help="new folder for what is written")
     add_settings(parser, PrepareSettings)

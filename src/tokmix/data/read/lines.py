@@ -51,9 +51,10 @@ class _Recoded(io.RawIOBase):
 
 def _utf8(file: BinaryIO, name: str | Path, encoding: str, head: bytes) -> tuple[BinaryIO, str]:
     """(the file, its encoding), read as UTF-8 where a mark at its start or the encoding says that characters are wide."""
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        encoding = "utf-16"
-    if "\n".encode(encoding) == b"\n":
+    plain = "\n".encode(encoding) == b"\n"
+    if plain and head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding, plain = ("utf-32" if head.startswith(codecs.BOM_UTF32_LE) else "utf-16"), False
+    if plain:
         return file, encoding
     return cast(BinaryIO, io.BufferedReader(_Recoded(file, name, encoding), CHUNK)), "utf-8"
 
