@@ -22,6 +22,7 @@ from typing import Any
 from tokmix.core import checks
 from tokmix.core.optional import np
 from tokmix.data.prepare.documents import cuts
+from tokmix.runs.files import replacing
 
 FORMAT = "tokmix-papers-text-1"
 VOCAB = {"tinystories": 4096, "wikitext2": 4096, "enwik8": 256, "made-up": 256}
@@ -72,11 +73,10 @@ def write(text: Text, path: Path) -> Path:
     facts = {"format": FORMAT, "name": text.name, "vocab": text.vocab, "before": text.before, "splits": names, "bytes": text.bytes,
              "sources": text.sources, "tokenizer": text.tokenizer}  # fmt: skip
     offsets = np.cumsum([0, *(len(text.splits[name]) for name in names)])
-    ids, partial = np.concatenate([text.splits[name] for name in names]), path.with_name(f".{path.name}")
+    ids = np.concatenate([text.splits[name] for name in names])
     ids = ids.astype(np.uint8) if text.vocab <= 256 else ids
-    with partial.open("wb") as file:
+    with replacing(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, ids=ids, offsets=offsets, facts=np.array(json.dumps(facts)))
-    partial.rename(path)
     return path
 
 

@@ -22,6 +22,7 @@ from reproduce import rows_phrases, rows_raw
 from reproduce.rows_raw import SPLITS
 from tokmix.core.checks import nearest
 from tokmix.core.optional import np
+from tokmix.runs.files import replacing
 
 VOCAB, TOKENIZER = 30522, "tokenizers/bert-base-uncased.json"
 LIMITS = {"imdb": 4096}  # tokens of a row; 128 elsewhere
@@ -97,9 +98,9 @@ def prepare(data: Path, out: Path, names: Sequence[str]) -> list[Path]:
             parts[f"{split}_lengths"] = texts.lengths.astype(np.uint16)
             parts[f"{split}_labels"] = texts.labels.astype(np.uint8)
         facts = {"version": VERSION, "labels": table.labels, "sources": table.sources, "cut": {s: getattr(table, s).cut for s in SPLITS}}
-        path, partial = out / f"{name}.npz", out / f".{name}.partial.npz"
-        np.savez_compressed(partial, facts=np.array(json.dumps(facts)), **parts)
-        partial.rename(path)
+        path = out / f"{name}.npz"
+        with replacing(path) as partial, open(partial, "wb") as file:
+            np.savez_compressed(file, facts=np.array(json.dumps(facts)), **parts)
         written.append(path)
     return written
 

@@ -105,7 +105,7 @@ DAMAGE = {
     "no card": (lambda f: (f / "card.json").unlink(), "it has no card.json"),
     "half a card": (lambda f: (f / "card.json").write_text('{"format": '), "card.json is damaged"),
     "another card": (lambda f: (f / "card.json").write_text("{}"), "does not describe token files"),
-    "a later format": (lambda f: change_card(f, version=2), "has format version 2; this tokmix reads version 1"),
+    "a later format": (lambda f: change_card(f, version=3), "has format version 3; this tokmix reads version 2"),
     "a card with less": (lambda f: change_card(f, splits=None), "card.json is damaged"),
     "an unknown field": (lambda f: change_card(f, wings=2), "card.json is damaged.*wings"),
     "a missing shard": (lambda f: (f / "train-00001.tokens.bin").unlink(), "train-00001.tokens.bin is missing"),
@@ -159,8 +159,9 @@ def test_a_kill_at_any_moment_leaves_nothing_that_loads_wrongly(tmp_path):
     out = tmp_path / "out"
     killed = 0
     for delay in (0.0, 0.2, 0.5):
+        before = set(tmp_path.glob(".out.partial-*"))
         process = subprocess.Popen([sys.executable, "-c", RUN, str(source), str(out)])
-        while process.poll() is None and not list(tmp_path.glob(f".out.partial-{process.pid}")):
+        while process.poll() is None and not set(tmp_path.glob(".out.partial-*")) - before:
             time.sleep(0.005)
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)

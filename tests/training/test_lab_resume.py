@@ -38,13 +38,13 @@ GIVEN = {
 }  # fmt: skip
 # Each step is slowed, so that kills land in the middle of the run, and saving is slowed, so that some land in a save.
 SCRIPT = """
-import json, sys, time, torch
+import json, os, sys, time, torch
 torch.set_num_threads(1)
-from tokmix.training import checkpoint, train
+from tokmix.training import train
 from tokmix.training.engine import Engine
 from tokmix.training.settings import Settings
 data, out, given, slow = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), float(sys.argv[4])
-step, write = Engine.step, checkpoint.os.fsync
+step, write = Engine.step, os.fsync
 def slow_step(self):
     time.sleep(slow)
     print("step", self.progress.step, flush=True)
@@ -54,7 +54,7 @@ def slow_write(handle):
     time.sleep(4 * slow)
     write(handle)
 Engine.step = slow_step
-checkpoint.os.fsync = slow_write
+os.fsync = slow_write
 train.run(data, out, Settings.of(None, given), resume=True, quiet=True)
 """
 
@@ -246,7 +246,7 @@ def test_a_full_disk_while_saving_leaves_the_old_checkpoint(tmp_path, monkeypatc
     def full(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tokmix.training.checkpoint.os.fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="no space left for"):
         checkpoints.save(2, {"weights.a": torch.ones(10)}, {"step": 2})
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.safetensors"]

@@ -224,7 +224,7 @@ def test_a_damaged_model_folder_is_one_line(trained, tmp_path):
     assert "model.safetensors is damaged" in broken(cut("model.safetensors", 5000))
     assert "config.json is not JSON" in broken(cut("config.json", 20))
     assert "tokenizer.json is missing" in broken(lambda folder: (folder / "tokenizer.json").unlink())
-    assert "not a tokenizer.json" in broken(cut("tokenizer.json", 100))
+    assert "tokenizer.json is damaged" in broken(cut("tokenizer.json", 100))
     assert "format version 9" in broken(edit("config.json", format_version=9))
     assert "format version 9" in broken(edit("training.json", version=9))
     assert "does not fit config.json" in broken(edit("config.json", dim=24))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from tokmix.bench import ceilings, machine
 from tokmix.bench.clock import Call, Clock, GpuClock, Timing
 from tokmix.bench.rule import Verdict
 from tokmix.bench.settings import Asked
+from tokmix.runs.files import finite, write_json
 
 Row = dict[str, Any]
 
@@ -133,9 +133,7 @@ class Session:
     def save(self) -> None:
         """After every row, so that a run that is cut short leaves what it had."""
         if self.asked.out is not None:
-            partial = Path(f"{self.asked.out}.partial")
-            partial.write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
-            partial.replace(self.asked.out)
+            write_json(Path(self.asked.out), finite(self.record()))
 
 
 def tensors_bytes(tensors: Sequence[torch.Tensor]) -> int:

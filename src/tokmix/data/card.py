@@ -5,8 +5,6 @@ It holds no times and no absolute paths: the same files and settings give the sa
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from tokmix.core.checks import nearest
-from tokmix.runs.files import write_text
+from tokmix.runs.files import Damaged, check_seal, read_json, seal, sha256_file, write_json
+from tokmix.runs.records import check_format, from_json
 
 NAME = "card.json"
 FORMAT = "tokmix-tokens"
-VERSION = 1
+VERSION = 2  # 1: the same without a checksum
 
 
 @dataclass
@@ -54,7 +53,7 @@ class Card:
     version: int = VERSION
 
     def write(self, folder: Path) -> None:
-        write_text(folder / NAME, json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        write_json(folder / NAME, seal(asdict(self)), ascii=False)
 
     @classmethod
     def read(cls, folder: Path) -> Card:
@@ -63,19 +62,25 @@ class Card:
             raise ValueError(f"no folder {str(folder)!r}")
         if not path.is_file():
             raise ValueError(f"{folder} is not a prepared folder: it has no {NAME}")
-        try:
-            known = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is damaged: {error}") from None
-        if not isinstance(known, dict) or known.get("format") != FORMAT:
-            raise ValueError(f"{path} does not describe token files")
-        if known.get("version") != VERSION:
-            raise ValueError(f"{path} has format version {known.get('version')!r}; this tokmix reads version {VERSION}")
-        try:
-            splits = {name: SplitCard(**split) for name, split in known.pop("splits").items()}
-            return cls(splits=splits, **known)
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged: {error}") from None
+        known = read_json(path)
+        check_format(known, path, FORMAT, (1, VERSION), "token files")
+        card = from_json(cls, {name: value for name, value in known.items() if name != "checksum"}, path)
+        card._check(path)
+        if card.version > 1:
+            check_seal(known, path)
+        return card
+
+    def _check(self, path: Path) -> None:
+        """Whether it can be read from: names of files are names in this folder, sizes are sizes."""
+        names = [name for split in self.splits.values() for name in split.files]
+        ids = self.tokenizer.get("roles")
+        good = all(name not in ("", ".", "..") and Path(name).name == name for name in names)
+        good = good and self.dtype in ("uint16", "uint32") and self.shard_tokens > 0 and isinstance(ids, dict)
+        vocab = self.tokenizer.get("vocab")
+        good = good and isinstance(vocab, int) and all(isinstance(one, int) and 0 <= one < vocab for one in (ids or {}).values())
+        good = good and all(isinstance(facts.get("bytes"), int) for split in self.splits.values() for facts in split.files.values())
+        if not good:
+            raise Damaged(f"{path} is damaged: its files, numbers or special tokens do not fit together")
 
     def split(self, name: str) -> SplitCard:
         if name not in self.splits:
@@ -136,10 +141,5 @@ def _percentile(ordered: Sequence[int], counts: Counter[int], total: int, percen
 
 
 def hash_file(path: Path, name: str, advance: Callable[[int], None] = lambda n: None) -> dict[str, Any]:
-    digest, size = hashlib.sha256(), 0
-    with open(path, "rb") as file:
-        while data := file.read(2**20):
-            digest.update(data)
-            size += len(data)
-            advance(len(data))
-    return {"name": name, "bytes": size, "sha256": digest.hexdigest()}
+    size, sha256 = sha256_file(path, advance)
+    return {"name": name, "bytes": size, "sha256": sha256}

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from tokmix.core.optional import np
-from tokmix.data.card import FORMAT, NAME, Card, hash_file
+from tokmix.data.card import FORMAT, NAME, Card
+from tokmix.runs.files import Damaged, sha256_file
 
+_VERIFIED: set[tuple[object, ...]] = set()  # files whose hash this process has compared, in the state they were in
 TARGETS = {"classify": "int32", "multilabel": "uint8", "regress": "float32"}
 
 
@@ -143,18 +145,21 @@ class TokenFiles:
         return load_tokenizer(self.folder / "tokenizer.json")
 
     def verify(self) -> None:
-        """Read everything once and compare hashes."""
-        for split in self.card.splits.values():
-            for name, facts in split.files.items():
-                if hash_file(self.folder / name, name)["sha256"] != facts["sha256"]:
-                    raise ValueError(f"{self.folder} is damaged: the content of {name} has changed")
-        if hash_file(self.folder / "tokenizer.json", "")["sha256"] != self.card.tokenizer["sha256"]:
-            raise ValueError(f"{self.folder} is damaged: the content of tokenizer.json has changed")
+        """Read everything once and compare hashes. What this process has read before, and has not changed since, is not read again."""
+        known = {name: facts["sha256"] for split in self.card.splits.values() for name, facts in split.files.items()}
+        for name, sha256 in [*known.items(), ("tokenizer.json", self.card.tokenizer["sha256"])]:
+            path = (self.folder / name).resolve()
+            stat = path.stat()
+            state = (str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, sha256)
+            if state not in _VERIFIED:
+                if sha256_file(path)[1] != sha256:
+                    raise Damaged(f"{self.folder} is damaged: the content of {name} has changed")
+                _VERIFIED.add(state)
 
 
 def is_prepared(folder: str | Path) -> bool:
     """Whether this is a folder written by `prepare` (and not, say, one with data to prepare)."""
     try:
         return json.loads((Path(folder) / NAME).read_bytes()).get("format") == FORMAT
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False

@@ -1,29 +1,92 @@
-"""A folder that appears complete or not at all, whatever kills the process that fills it."""
+"""Files that appear complete or not at all, and stay so through a kill, a full disk or a power cut.
+
+Every write goes to a hidden name next to its target, is flushed to the disk, and is renamed; then the folder is flushed too:
+
+    .NAME.partial-RANDOM  --fsync-->  NAME  --fsync of the folder-->  done
+
+A folder is filled in the same way, under a lock that the system lets go when the process ends. What a killed process left behind is
+told by its free lock, never by a process number: in a container every process has the same one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
 import json
+import math
 import os
+import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tokmix.runs.locks import Held, lock_folder
+
+PARTIAL = ".partial"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Damaged(ValueError):
+    """A file that is not what was written."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to. At the end its content is flushed to the disk and takes the name `path`, in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = _partial(path)
+    try:
+        yield partial
+        sync_file(partial)
+        partial.replace(path)
+        sync_folder(path.parent)
+    except BaseException as error:
+        partial.unlink(missing_ok=True)
+        if out_of_space(error):
+            raise OSError(errno.ENOSPC, f"no space left for {path}; what was saved before is untouched") from None
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    with replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def write_json(path: Path, content: object, *, ascii: bool = True) -> None:
+    """ValueError for NaN and infinities, which are not JSON."""
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=ascii, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object. Damaged, naming the file, for anything else: also for NaN and for what is nested too deeply to be read."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise Damaged(f"{path} is damaged: {path.name} is not JSON that can be read (it is nested too deeply)") from None
+    except ValueError as error:
+        raise Damaged(f"{path} is damaged: {path.name} is not JSON ({error})") from None
+    if not isinstance(known, dict):
+        raise Damaged(f"{path} is damaged: {path.name} does not hold an object")
+    return known
+
+
+def _refuse_constant(word: str) -> float:
+    raise ValueError(f"{word} is no number of JSON")
+
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder that appears under its name complete or not at all: it is filled beside `out` and renamed at the end."""
+    """A folder that appears under its name complete or not at all: it is filled next to `out` and renamed at the end."""
     check_free(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(out)
-    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
-    partial.mkdir()
-    lock = _lock(partial)
+    remove_partial(out.parent, out.name)
+    partial, lock = _locked_folder(out)
     try:
         yield partial
-        sync_folder(partial)
+        sync_tree(partial)
         check_free(out)
         partial.rename(out)
         sync_folder(out.parent)
@@ -34,7 +97,37 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise
     finally:
         if lock is not None:
-            os.close(lock)
+            lock.release()
+
+
+def _locked_folder(out: Path) -> tuple[Path, Held | None]:
+    """A new folder and its lock. Another process may take a folder without a lock for abandoned and remove it: then the next one."""
+    while True:
+        partial = _partial(out)
+        partial.mkdir()
+        try:
+            if (lock := lock_folder(partial)) is not None:
+                return partial, lock
+        except OSError:  # a file system without locks: what a kill leaves there stays
+            return partial, None
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}{PARTIAL}-{secrets.token_hex(6)}")
+
+
+def remove_partial(folder: Path, name: str = "*") -> None:
+    """What killed processes left of files and folders called `name`. Folders that a living process fills are spared by their lock. Of
+    files nobody holds a lock: call this with name="*" only where a lock of the whole folder is held."""
+    for partial in folder.glob(f".{name}{PARTIAL}-*"):
+        if partial.is_symlink() or not partial.is_dir():
+            if name == "*":
+                partial.unlink(missing_ok=True)
+            continue
+        with contextlib.suppress(OSError):
+            if (lock := lock_folder(partial)) is not None:
+                shutil.rmtree(partial, ignore_errors=True)
+                lock.release()
 
 
 def check_free(out: Path) -> None:
@@ -50,62 +143,13 @@ def check_free(out: Path) -> None:
 def out_of_space(error: BaseException) -> bool:
     """Also where a library says it in words of its own."""
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+        return error.errno in FULL
+    return any(os.strerror(number) in str(error) for number in FULL)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Text on disk, not only in a buffer: the rename that makes a folder valid must not overtake its content."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
+def sync_file(path: Path) -> None:
+    with open(path, "rb") as file:
         os.fsync(file.fileno())
-
-
-def write_json(path: Path, content: Any) -> None:
-    """The whole file or none: who reads it never meets a half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    write_text(partial, json.dumps(content, indent=1) + "\n")
-    partial.rename(path)
-
-
-def _lock(partial: Path) -> int | None:
-    """A lock on the folder itself, held as long as the process lives, however it ends: tells a folder in the making
-    from an abandoned one."""
-    try:
-        import fcntl
-    except ImportError:  # pragma: no cover - not a Unix: abandoned folders stay
-        return None
-    try:
-        handle = os.open(partial, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        return None
-    return handle
-
-
-def _remove_abandoned(out: Path) -> None:
-    for partial in out.parent.glob(f".{out.name}.partial-*"):
-        handle = _lock(partial)
-        if handle is not None:
-            if not _alive(partial.name.rpartition("-")[2]):  # a living process may be just about to take the lock
-                shutil.rmtree(partial, ignore_errors=True)
-            os.close(handle)
-
-
-def _alive(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def sync_folder(folder: Path) -> None:
@@ -117,3 +161,45 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sync_tree(folder: Path) -> None:
+    """Every file and folder in it: a rename must not overtake the content of what it names."""
+    for place, _, files in os.walk(folder):
+        for name in files:
+            sync_file(Path(place) / name)
+        sync_folder(Path(place))
+
+
+def sha256_file(path: Path, advance: Callable[[int], None] = lambda n: None) -> tuple[int, str]:
+    """(bytes, SHA-256 of the content)"""
+    digest, size = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while data := file.read(2**20):
+            digest.update(data)
+            size += len(data)
+            advance(len(data))
+    return size, digest.hexdigest()
+
+
+def finite(content: Any) -> Any:
+    """With None where a number is NaN or infinite, which JSON does not know."""
+    if isinstance(content, dict):
+        return {name: finite(value) for name, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def seal(content: dict[str, Any]) -> dict[str, Any]:
+    """With a checksum of the rest, so that a changed record is told from the one that was written."""
+    return {**content, "checksum": _checksum(content)}
+
+
+def check_seal(content: dict[str, Any], path: Path) -> None:
+    if content.get("checksum") != _checksum({name: value for name, value in content.items() if name != "checksum"}):
+        raise Damaged(f"{path} is damaged: the content of {path.name} has changed")
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

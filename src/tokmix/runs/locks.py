@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 try:
     import fcntl
-except ImportError as error:  # pragma: no cover - not a Unix
-    raise ImportError("tokmix tune needs a Unix: it tells living workers from dead ones by file locks") from error
+except ImportError:  # pragma: no cover - not a Unix
+    fcntl = None  # type: ignore[assignment]
+
+RUN_LOCK = ".lock"
 
 
 class Held:
@@ -25,17 +30,24 @@ class Held:
 
 def take(path: Path, wait: bool = False) -> Held | None:
     """The lock on a file, made where it is missing; None where another process has it and we do not wait."""
+    if fcntl is None:  # pragma: no cover - not a Unix
+        raise ImportError("tokmix needs a Unix here: it tells living processes from dead ones by file locks")
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    return Held(handle) if _flock(handle, wait) else None
+
+
+def _flock(handle: int, wait: bool = False) -> bool:
+    """False, with the handle closed, where another process has the lock."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        return None
+        return False
     except BaseException:
         os.close(handle)
         raise
-    return Held(handle)
+    return True
 
 
 def is_held(path: Path) -> bool:
@@ -54,6 +66,63 @@ def holding(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def owning(folder: Path) -> Iterator[None]:
+    """The folder is this process's alone, from here to the end of the block. ValueError, naming the owner, where it is another's.
+
+    The folder is made where it is missing. The lock file in it says who holds it and goes away with the lock."""
+    path = folder / RUN_LOCK
+    while True:
+        try:
+            lock = take(path)
+        except FileNotFoundError:  # another process removed the folder between its making and the lock's
+            continue
+        if lock is None:
+            raise ValueError(f"{folder} is in use by {_owner(path)}: wait until it has ended, or name another folder")
+        if _names(path, lock.handle):
+            break
+        lock.release()  # the owner before us removed its lock file, or the whole folder, while we opened it
+    try:
+        told = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        os.ftruncate(lock.handle, 0)
+        os.pwrite(lock.handle, json.dumps(told).encode(), 0)
+        yield
+    finally:
+        if _names(path, lock.handle):
+            path.unlink(missing_ok=True)
+        lock.release()
+
+
+def _names(path: Path, handle: int) -> bool:
+    """Whether the path still names the open file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _owner(path: Path) -> str:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return f"process {told['process']} on {told['host']} since {told['since']}"
+    except (OSError, ValueError, TypeError, KeyError):  # it is just being written, or gone
+        return "another process"
+
+
+def lock_folder(folder: Path) -> Held | None:
+    """A lock on the folder itself; None where another process has it, or the folder is gone. OSError where there are no locks."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    if not _flock(handle):
+        return None
+    if _names(folder, handle):
+        return Held(handle)
+    os.close(handle)
+    return None
 
 
 class JournalLock:

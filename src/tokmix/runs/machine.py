@@ -28,6 +28,22 @@ def machine() -> dict[str, Any]:
     }
 
 
+def memory_of(device: torch.device) -> int | None:
+    """Bytes of memory that a process may have there at most: the machine's or its container's, or the GPU's; None: nobody says."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            there = min(there, int(Path(path).read_text()))
+        except (OSError, ValueError):  # another system, or "max"
+            continue
+    return there
+
+
 def versions() -> dict[str, str]:
     """Of what is installed; nothing is imported for it."""
     found = {"python": platform.python_version(), "torch": str(torch.__version__), "tokmix": tokmix.__version__}

@@ -3,7 +3,8 @@
 config.json, model.safetensors              as tokmix.hf saves them (its from_pretrained reads the folder)
 tokenizer.json, tokenizer_config.json       the tokenizer, byte for byte the one trained with; of lm it also puts end-of-text before a text,
                                             for Hugging Face: we ourselves ask for ids without
-training.json                               the rest: task, classes, columns, data, figures, cost, settings
+training.json                               the rest: task, classes, columns, data, figures, cost, settings; a hash of every other file, a
+                                            checksum of itself
 README.md                                   the same for people
 
 Loading here needs neither transformers nor the network: the core model is read directly.
@@ -11,9 +12,8 @@ Loading here needs neither transformers nor the network: the core model is read 
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -22,15 +22,18 @@ from typing import Any
 import torch
 
 from tokmix.core.model import Model, ModelConfig
+from tokmix.core.stack import parse
 from tokmix.data.card import Card
-from tokmix.data.prepare.tokenize import Encoder, begun, load_tokenizer
-from tokmix.runs.files import new_folder, write_text
-from tokmix.training.checkpoint import load_tensors
+from tokmix.data.prepare.tokenize import Encoder, begun, load_tokenizer, vocab_size
+from tokmix.runs.files import Damaged, check_seal, finite, new_folder, read_json, seal, sha256_file, write_json, write_text
+from tokmix.runs.records import check_format
+from tokmix.training.checkpoint import load_tensors, shapes_of
 
 RECORD = "training.json"
 FORMAT = "tokmix-training"
-VERSION = 1
+VERSION = 2  # 1: the same without hashes
 CONFIG_VERSION = 2
+READ = ("config.json", "model.safetensors", "tokenizer.json")  # what loading reads beside the record
 PREFIX = "core."  # tokmix.hf keeps the core model under this name
 
 
@@ -49,8 +52,9 @@ def save(out: Path, model: Model, card: Card, tokenizer: Path, record: dict[str,
         # Written for its owner alone, whatever the umask says; who may read the rest may read the weights.
         (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
         _save_tokenizer(folder, tokenizer, task, roles, model.config.max_len)
-        write_text(folder / RECORD, json.dumps({"format": FORMAT, "version": VERSION, **record}, indent=1, ensure_ascii=False) + "\n")
         write_text(folder / "README.md", readme)
+        files = {path.name: sha256_file(path)[1] for path in sorted(folder.iterdir())}
+        write_json(folder / RECORD, seal(finite({"format": FORMAT, "version": VERSION, **record, "files": files})), ascii=False)
 
 
 def _save_tokenizer(folder: Path, tokenizer: Path, task: str, roles: dict[str, int], max_len: int) -> None:
@@ -132,44 +136,91 @@ def find(folder: str | Path) -> Path:
 
 
 def load(folder: str | Path, device: str | torch.device = "cpu") -> Trained:
+    """Every file that is read is compared with its hash, and every size with the weights' own before memory is taken for it."""
     path = find(folder)
-    record = _json(path, RECORD)
-    if record.get("format") != FORMAT:
-        raise ValueError(f"{path / RECORD} does not describe a trained model")
-    if record.get("version") != VERSION:
-        raise ValueError(f"{path / RECORD} has format version {record.get('version')!r}; this tokmix reads version {VERSION}")
+    record = read_record(path)
     config = read_config(path)
     _check(path, record, config)
-    model = Model(config).to(device)
+    for name in READ:
+        if not (path / name).is_file():
+            raise Damaged(f"{path} is damaged: {name} is missing")
+    _check_shapes(path, config)
+    verify(path, record, READ)
+    tokenizer = load_tokenizer(path)
+    if (ids := vocab_size(tokenizer)) > config.vocab:
+        raise Damaged(f"{path} is damaged: tokenizer.json has ids up to {ids - 1:,}, config.json counts {config.vocab:,}")
+    model = Model(config)
     _fill(model, path)
-    if not (path / "tokenizer.json").is_file():
-        raise ValueError(f"{path} is damaged: tokenizer.json is missing")
-    return Trained(path, model.eval(), load_tokenizer(path), record)
+    return Trained(path, model.to(device).eval(), tokenizer, record)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """training.json of a model folder, checked."""
+    record = _json(path, RECORD)
+    check_format(record, path / RECORD, FORMAT, (1, VERSION), "a trained model")
+    for name, kind in (("task", str), ("labels", list), ("tokenizer", dict), ("columns", dict), ("stream", bool)):
+        if not isinstance(record.get(name), kind):
+            raise Damaged(f"{path} is damaged: {RECORD} has no {name!r}" + (" that can be read" if name in record else ""))
+    if not all(isinstance(label, str) for label in record["labels"]):
+        raise Damaged(f"{path} is damaged: {RECORD} has no 'labels' that can be read")
+    roles = record["tokenizer"].get("roles")
+    if not isinstance(roles, dict) or not all(isinstance(one, int) and not isinstance(one, bool) for one in roles.values()):
+        raise Damaged(f"{path} is damaged: {RECORD} does not say which tokens are special")
+    return record
+
+
+def verify(path: Path, record: dict[str, Any], names: Sequence[str] | None = None) -> int:
+    """Compare the hashes of these files (None: of all) with the record, and the record with its own -> files compared.
+    A folder of before hashes were kept passes."""
+    if record["version"] == 1:
+        return 0
+    known = record.get("files")
+    if not isinstance(known, dict):
+        raise Damaged(f"{path} is damaged: {RECORD} has no 'files'")
+    chosen = list(known if names is None else names)
+    for name in chosen:
+        if Path(name).name != name or not (path / name).is_file():
+            raise Damaged(f"{path} is damaged: {name} is missing")
+        if sha256_file(path / name)[1] != known.get(name):
+            raise Damaged(f"{path / name} is damaged: the content of {name} has changed")
+    check_seal(record, path / RECORD)
+    return len(chosen) + 1
 
 
 def _check(path: Path, record: dict[str, Any], config: ModelConfig) -> None:
-    """Whether the record holds what is read from it, and is one of this model."""
-    for name, kind in (("task", str), ("labels", list), ("tokenizer", dict), ("columns", dict), ("stream", bool)):
-        if not isinstance(record.get(name), kind):
-            raise ValueError(f"{path} is damaged: {RECORD} has no {name!r}" + (" that can be read" if name in record else ""))
-    if not isinstance(record["tokenizer"].get("roles"), dict):
-        raise ValueError(f"{path} is damaged: {RECORD} does not say which tokens are special")
+    """Whether the record is one of this model."""
     if record["task"] != config.head:
-        raise ValueError(f"{path} is damaged: {RECORD} is of a model for {record['task']}, config.json of one for {config.head}")
+        raise Damaged(f"{path} is damaged: {RECORD} is of a model for {record['task']}, config.json of one for {config.head}")
     if config.head == "classify" and len(record["labels"]) != config.classes:
-        raise ValueError(f"{path} is damaged: {RECORD} names {len(record['labels'])} classes, config.json counts {config.classes}")
+        raise Damaged(f"{path} is damaged: {RECORD} names {len(record['labels'])} classes, config.json counts {config.classes}")
+    ids = [*record["tokenizer"]["roles"].values(), *([] if config.separator is None else [config.separator])]
+    if wrong := next((one for one in ids if not 0 <= one < config.vocab), None):
+        raise Damaged(f"{path} is damaged: a special token has the id {wrong}, and config.json counts {config.vocab:,} ids")
+
+
+def _check_shapes(path: Path, config: ModelConfig) -> None:
+    """A model as config.json says has the weights of model.safetensors: nothing is built that the file is too small for."""
+    shapes = {name.removeprefix(PREFIX): shape for name, shape in shapes_of(path / "model.safetensors").items()}
+    layers = len(parse(config.stack))
+    if layers > len(shapes):  # every layer has a norm or a gain
+        raise Damaged(f"{path} is damaged: config.json has {layers:,} layers, model.safetensors {len(shapes):,} tensors")
+    try:
+        with torch.device("meta"):
+            wanted = {name: tuple(tensor.shape) for name, tensor in Model(config).state_dict().items()}
+    except (RuntimeError, OverflowError, TypeError) as error:  # sizes beyond 2^63
+        raise Damaged(
+            f"{path} is damaged: config.json describes no model that can be built ({' '.join(str(error).split())[:200]})"
+        ) from None
+    if wanted != shapes:
+        name = next(name for name in [*wanted, *shapes] if wanted.get(name) != shapes.get(name))
+        told = f"{name} is {shapes.get(name, 'missing')}, not {wanted.get(name, 'wanted')}"
+        raise Damaged(f"{path} is damaged: model.safetensors does not fit config.json: {told}")
 
 
 def _json(path: Path, name: str) -> dict[str, Any]:
     if not (path / name).is_file():
-        raise ValueError(f"{path} is not a model folder of `tokmix train`, or damaged: {name} is missing")
-    try:
-        known = json.loads((path / name).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged: {name} is not JSON ({error})") from None
-    if not isinstance(known, dict):
-        raise ValueError(f"{path} is damaged: {name} does not hold an object")
-    return known
+        raise Damaged(f"{path} is not a model folder of `tokmix train`, or damaged: {name} is missing")
+    return read_json(path / name)
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -180,19 +231,20 @@ def read_config(path: Path) -> ModelConfig:
         )
     missing = [one.name for one in fields(ModelConfig) if one.default is MISSING and one.name not in known]
     if missing:
-        raise ValueError(f"{path} is damaged: config.json has no {missing[0]!r}")
+        raise Damaged(f"{path} is damaged: config.json has no {missing[0]!r}")
     try:
         return ModelConfig(**{one.name: known[one.name] for one in fields(ModelConfig) if one.name in known})
-    except ValueError as error:
+    except (ValueError, TypeError, OverflowError) as error:
         hint = "; a mixer of your own is made known with --import FILE.py" if "unknown mixer" in str(error) else ""
         raise ValueError(f"{path / 'config.json'}: {error}{hint}") from None
 
 
 def _fill(model: Model, path: Path) -> None:
-    if not (path / "model.safetensors").is_file():
-        raise ValueError(f"{path} is damaged: model.safetensors is missing")
     tensors, _ = load_tensors(path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise Damaged(f"{path} is damaged: {name} of model.safetensors holds numbers that are not finite")
     try:
         model.load_state_dict({name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()})
     except RuntimeError as error:
-        raise ValueError(f"{path} is damaged: model.safetensors does not fit config.json: {' '.join(str(error).split())[:300]}") from None
+        raise Damaged(f"{path} is damaged: model.safetensors does not fit config.json: {' '.join(str(error).split())[:300]}") from None

@@ -9,18 +9,40 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tokmix.core import stack
 from tokmix.core.mixer import check_options
+from tokmix.core.model import Model, ModelConfig
 from tokmix.data.card import Card
 from tokmix.data.prepare.pipeline import prepare, source_facts
 from tokmix.data.tokens import is_prepared
+from tokmix.runs.machine import memory_of
+from tokmix.training.distributed import World
 from tokmix.training.settings import Settings
+
+MOST_LAYERS = 1000  # of a run; building more takes minutes before anything could be said about them
 
 
 def check_stack(text: str) -> None:
     """A stack that no task could have; whether it fits the data, only the data tells."""
-    for spec in stack.parse(text):
+    specs = stack.parse(text)
+    if len(specs) > MOST_LAYERS:
+        raise ValueError(f"stack {text!r} has {len(specs):,} layers; a run takes at most {MOST_LAYERS:,}")
+    for spec in specs:
         check_options(spec.name, spec.options)
+
+
+def check_memory(config: ModelConfig, world: World) -> None:
+    """Weights, gradients and the optimizer's two moments, shared out over the processes or not, have to fit."""
+    with torch.device("meta"):
+        parameters = Model(config).parameter_count()
+    needed, there = 16 * parameters, memory_of(world.device)
+    if there is not None and needed > there * world.size:
+        raise ValueError(
+            f"the model has {parameters:,} parameters and needs {needed / 2**30:,.1f} GiB to train; {world.device} has"
+            f" {there / 2**30:,.1f} GiB: choose a smaller model.dim or a shorter stack"
+        )
 
 
 def source_of(data: Path) -> str:

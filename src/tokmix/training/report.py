@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tokmix.runs.files import replacing, write_text
 from tokmix.training.task import main_figure
 
 SHOWN = ("accuracy", "pearson", "loss")
@@ -26,19 +28,22 @@ class Log:
         self.loss, self.held, self.last = float("nan"), "", time.monotonic()
         self.start: tuple[float, int, int] | None = None  # (time, step, tokens) since when the pace is taken
 
-    def open(self, step: int) -> None:
-        """Keep what was logged up to that step: what came after it will come again."""
-        entries = [(line, json.loads(line)) for line in _lines(self.path)]
-        kept = [line for line, entry in entries if entry["step"] <= step and "cost" not in entry]
-        self.path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    def open(self, step: int) -> int:
+        """Keep what was logged up to that step: what came after it will come again. -> damaged lines that were left out"""
+        entries, lost = read_log(self.path)
+        kept = [entry for entry in entries if entry["step"] <= step and "cost" not in entry]
+        write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - held as long as the run
         if not self.quiet and sys.stderr.isatty():
             self.bar = _bar()
+        return lost
 
     def add_cost(self, step: int, epoch: int, cost: dict[str, Any]) -> None:
         """The last line of a log."""
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, "total": step, "epoch": epoch, "cost": cost}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def close(self) -> None:
         if self.file is not None:
@@ -82,11 +87,23 @@ class Log:
             self.last = time.monotonic()
 
 
-def _lines(path: Path) -> list[str]:
-    """Whole lines only: the last one may have been cut off by a kill."""
+def read_log(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """(entries, damaged lines). A kill cuts off the last line, which is not counted; a power cut may fill any with zeros."""
     if not path.is_file():
-        return []
-    return [line for line in path.read_text(encoding="utf-8").split("\n")[:-1] if line]
+        return [], 0
+    entries, lost = [], 0
+    *lines, _ = path.read_bytes().split(b"\n")
+    for line in filter(None, lines):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            entry = None
+        step = entry.get("step") if isinstance(entry, dict) else None
+        if isinstance(step, int) and not isinstance(step, bool):
+            entries.append(entry)
+        else:
+            lost += 1
+    return entries, lost
 
 
 def _bar() -> Any:
@@ -130,7 +147,7 @@ def draw_curve(log: Path, path: Path, task: str, say: Callable[[str], None]) -> 
     except ImportError as error:
         say(f"no learning curve: {error}")
         return None
-    entries = [json.loads(line) for line in _lines(log)]
+    entries, _ = read_log(log)
     losses = [(entry["step"], entry["loss"]) for entry in entries if "loss" in entry]
     held = [(entry["step"], entry["held"]) for entry in entries if "held" in entry]
     axes = page.add_subplot()
@@ -147,7 +164,8 @@ def draw_curve(log: Path, path: Path, task: str, say: Callable[[str], None]) -> 
     axes.set_ylabel("loss", color=INK)
     axes.tick_params(colors=GREY)
     axes.legend(frameon=False, fontsize=8)
-    page.savefig(path)
+    with replacing(path) as partial:
+        page.savefig(partial, format="png")
     return path
 
 

@@ -68,6 +68,7 @@ class TrainSettings:
     seed: int = 0
     save_seconds: float = 60.0  # between checkpoints
     save_steps: int | None = None  # checkpoint every so many steps too
+    keep: int = 2  # checkpoints that are kept
     log_steps: int | None = None  # between two lines of the log; None: 10, on a GPU 50, since each one waits for the device
     baseline: bool = True  # classify: fit a bag of words beside it; lm: a byte n-gram model
     device: str | None = None  # None: a GPU where there is one
@@ -78,6 +79,7 @@ class TrainSettings:
         _check("train", self)
         for name in ("tokens", "rows", "evaluations"):
             at_least(f"train.{name}", getattr(self, name), 1)
+        at_least("train.keep", self.keep, 1)
         for name in ("epochs", "steps", "save_steps", "log_steps"):
             if getattr(self, name) is not None:
                 at_least(f"train.{name}", getattr(self, name), 1)

@@ -3,7 +3,7 @@
     run.json       what was asked; --resume compares
     data/          token files, where the data was not prepared already
     warmup/        a warm-up before it, where there is one (warmup.py)
-    checkpoints/   the last two
+    checkpoints/   the last few
     log.jsonl      losses and figures by step, at the end what the run cost;  curve.png draws them
     model/         the model folder; appears at the end, complete
 
@@ -12,16 +12,19 @@ run("reviews.csv", "run")  ->  the record of the run (training.json)
 
 from __future__ import annotations
 
-import json
+import math
 import os
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import tokmix
 from tokmix.data.tokens import TokenFiles
-from tokmix.runs.files import check_free, write_text
+from tokmix.runs.files import Damaged, check_free, remove_partial
+from tokmix.runs.locks import RUN_LOCK, owning
 from tokmix.training import (
     baseline,
     cost_record,
@@ -35,14 +38,24 @@ from tokmix.training.checkpoint import Checkpoints
 from tokmix.training.distributed import World, join_world
 from tokmix.training.engine import Diverged, Engine, Interrupted
 from tokmix.training.imports import import_files
-from tokmix.training.preflight import check_not_late, check_source, check_stack, nothing_left_of, prepared_in, source_of, token_folder
+from tokmix.training.preflight import (
+    check_memory,
+    check_not_late,
+    check_source,
+    check_stack,
+    nothing_left_of,
+    prepared_in,
+    source_of,
+    token_folder,
+)
+from tokmix.training.run_record import NAME as RUN
+from tokmix.training.run_record import RunRecord
 from tokmix.training.settings import Settings, differences
 from tokmix.training.sharding import sharding
 from tokmix.training.task import TrainingTask, main_figure
 
-RUN = "run.json"
 # What may change on --resume.
-FREE = ("train.save_seconds", "train.save_steps", "train.log_steps", "train.baseline", "train.device", "train.shard")
+FREE = ("train.save_seconds", "train.save_steps", "train.keep", "train.log_steps", "train.baseline", "train.device", "train.shard")
 
 
 def run(
@@ -64,18 +77,48 @@ def run(
     with join_world(settings.train.device) as world:
         sharding(settings.train.shard, world)  # what cannot be is said before anything is written
         say: Callable[[str], None] = print if world.first and not quiet else lambda line: None
-        if (out / "model" / model_folder.RECORD).is_file() and resume:
-            if world.first and (out / RUN).is_file():
-                _check_same(Path(data), out, settings)
-            say(f"{out / 'model'} is there already: this run has ended")
-            return json.loads((out / "model" / model_folder.RECORD).read_text(encoding="utf-8"))
-        with nothing_left_of(out, new=world.first and not out.exists()):
-            if world.first:
-                _open_run(Path(data), out, settings)
-            world.wait()
-            work = TrainingTask(TokenFiles(token_folder(Path(data), out)), settings)
-        say(work.card.summary())
-        return _Run(work, out, world, say, quiet or not world.first, [Path(file).name for file in imports]).train(resume)
+        made = not out.exists()
+        with owning(out) if world.first else nullcontext():
+            new = made and world.first and _empty(out)
+            if not resume and world.first and not new:
+                raise ValueError(f"{out} exists already; nothing is overwritten: name another folder, or remove it")
+            if resume and (ended := world.agree(_ended(Path(data), out, settings, say) if world.first else None)) is not None:
+                return ended
+            with nothing_left_of(out, new=new):
+                if world.first:
+                    _open_run(Path(data), out, settings)
+                world.wait()
+                files = TokenFiles(token_folder(Path(data), out))
+                if world.first:
+                    files.verify()
+                work = TrainingTask(files, settings)
+                check_memory(work.config, world)
+            say(work.card.summary())
+            return _Run(work, out, world, say, quiet or not world.first, [Path(file).name for file in imports]).train(resume)
+
+
+def _empty(out: Path) -> bool:
+    return all(one.name == RUN_LOCK for one in out.iterdir())
+
+
+def _ended(data: Path, out: Path, settings: Settings, say: Callable[[str], None]) -> dict[str, Any] | None:
+    """The record of a run that has ended, which is one whose model can be loaded; None: it goes on. A damaged model is put aside."""
+    for folder in (out, out / warmup.FOLDER):
+        remove_partial(folder)
+        Checkpoints(folder / "checkpoints").clear()
+    if not (out / "model").exists():
+        return None
+    if (out / RUN).is_file():
+        _check_same(data, out, settings)
+    try:
+        record = model_folder.load(out / "model").record
+    except Damaged as error:
+        aside = out / f"model.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
+        (out / "model").rename(aside)
+        say(f"{error}; it is now called {aside.name}, and the model is made again from the last checkpoint")
+        return None
+    say(f"{out / 'model'} is there already: this run has ended")
+    return record
 
 
 def _open_run(data: Path, out: Path, settings: Settings) -> None:
@@ -84,22 +127,20 @@ def _open_run(data: Path, out: Path, settings: Settings) -> None:
     path = out / RUN
     if path.is_file():
         _check_same(data, out, settings)
-    elif out.exists() and any(one.name != ".run.json" for one in out.iterdir()):
+    elif not all(one.name in (RUN_LOCK, ".run.json") for one in out.iterdir()):
         raise ValueError(f"{out} exists and is not a run of tokmix train: nothing is overwritten; name another folder")
     else:
-        out.mkdir(parents=True, exist_ok=True)
-        write_text(out / ".run.json", json.dumps({"source": source_of(data), "settings": settings.record()}, indent=1))
-        (out / ".run.json").rename(path)
+        RunRecord(source_of(data), settings.record()).write(out)
     prepared_in(data, out, settings)
 
 
 def _check_same(data: Path, out: Path, settings: Settings) -> None:
     """A run goes on as it was started: with these settings, on this data."""
-    before = json.loads((out / RUN).read_text(encoding="utf-8"))
-    if changed := differences(before["settings"], settings.record(), FREE):
+    before = RunRecord.read(out)
+    if changed := differences(before.settings, settings.record(), FREE):
         raise ValueError(f"{out} was started with other settings, so it cannot be resumed with these: {'; '.join(changed)}")
     gone = not data.exists() and not (out / "data").exists()  # prepared data, which has to be there to go on, and not to have ended
-    if before["source"] != source_of(data) and not gone:
+    if before.source != source_of(data) and not gone:
         raise ValueError(f"{out} was started on other data, so it cannot be resumed on {data}")
     check_source(data, out, settings)
 
@@ -134,15 +175,20 @@ class _Run:
 
     def _engine(self, work: TrainingTask, folder: Path) -> tuple[Engine, report.Log]:
         log = report.Log(folder / "log.jsonl", self.quiet)
-        return Engine(work, self.world, Checkpoints(folder / "checkpoints"), log if self.world.first else lambda entry: None), log
+        return Engine(
+            work, self.world, Checkpoints(folder / "checkpoints", work.train.keep), log if self.world.first else lambda entry: None
+        ), log
 
     def _go(self, engine: Engine, log: report.Log, resume: bool, before: dict[str, Any] | None = None) -> None:
         """From the start or the last checkpoint to the end; `before`: what was spent on the way here."""
         if resume and engine.restore():
+            for line in engine.checkpoints.passed_over:
+                self.say(f"{line}; an older checkpoint is used")
             self.say(f"resumed after step {engine.progress.step} of {engine.progress.total}")
         if self.world.first:
             log.path.parent.mkdir(exist_ok=True)
-            log.open(engine.progress.step)
+            if lost := log.open(engine.progress.step):
+                self.say(f"{log.path}: {lost} damaged line{'s' * (lost > 1)} left out")
         try:
             engine.run()
         except Interrupted as error:
@@ -169,6 +215,8 @@ class _Run:
         if split is not None:
             size = files.card.split(split).bytes if work.task == "lm" else None
             figures = work.evaluate(engine.model, work.batches(split, self.world), self.world, size)
+        if wrong := next((name for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)), None):
+            raise Diverged(f"the {wrong} on {split} is not a finite number: training diverged; try a lower train.lr")
         model = engine.sharding.gather(engine.model)
         if model is None:
             self.world.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from tokmix.core.checks import check_text
 from tokmix.pages.report import html, maps, series, tables
 from tokmix.pages.report.page import MARK, page
 from tokmix.pages.report.read import Found, Run, part, read
+from tokmix.runs.files import write_text
 from tokmix.study import checkout
 from tokmix.training.imports import import_files
 
@@ -30,13 +30,7 @@ def write(
     _check_words(text, title)
     import_files(imports)
     made = build(read(folders), text, title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        partial.write_text(made, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_text(path, made)
     return path
 
 

@@ -18,6 +18,7 @@ from tokmix.core.model import Model
 from tokmix.core.optional import np
 from tokmix.data.batches.mask import IGNORE
 from tokmix.data.batches.rows import Batch
+from tokmix.runs.files import replacing
 from tokmix.training.distributed import World
 from tokmix.training.task import TrainingTask
 
@@ -80,10 +81,8 @@ def _of_text(outputs: torch.Tensor, batch: Batch) -> np.ndarray:
 
 
 def save(folder: Path, sums: np.ndarray) -> None:
-    partial = folder / f".{FILE}.partial"
-    with open(partial, "wb") as file:
+    with replacing(folder / FILE) as partial, open(partial, "wb") as file:
         np.savez_compressed(file, sums=sums)
-    partial.rename(folder / FILE)
 
 
 def load(folder: Path) -> np.ndarray:

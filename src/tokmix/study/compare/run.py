@@ -19,7 +19,7 @@ import tokmix
 from tokmix.core.checks import at_least
 from tokmix.data.tokens import TokenFiles, is_prepared
 from tokmix.runs import pool
-from tokmix.runs.files import check_free, write_text
+from tokmix.runs.files import check_free, finite, read_json, write_json, write_text
 from tokmix.runs.machine import machine, versions
 from tokmix.study.compare import draw, outcomes, plan, summary, text, worker
 from tokmix.training import baseline
@@ -97,14 +97,14 @@ def open_data(data: Path, folder: Path, settings: Settings) -> TokenFiles:
     asked = json.loads(json.dumps({"source": source_of(data), "prepare": {} if is_prepared(data) else prepare_settings(settings)}))
     path = folder / ASKED
     if path.is_file():
-        if json.loads(path.read_text(encoding="utf-8")) != asked:
+        if read_json(path) != asked:
             raise ValueError(f"{folder} was started on other data, so it cannot be resumed on {data}")
         check_source(data, folder, settings)
     elif folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} exists and is not a comparison: nothing is overwritten; name another folder")
     files = TokenFiles(prepared_in(data, folder, settings))
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(asked, indent=1) + "\n")
+    write_json(path, asked)
     return files
 
 
@@ -157,7 +157,7 @@ class _Runs:
         if (path / worker.RESULT).is_file() and (path / outcomes.FILE).is_file():
             return worker.read_result(path)
         failed = worker.failure_file(path)
-        return json.loads(failed.read_text(encoding="utf-8")) if failed.is_file() else None
+        return read_json(failed) if failed.is_file() else None
 
     def _task(self, run: plan.Run, shared: bool) -> dict[str, Any]:
         kind, out = "bag" if run.entry == plan.BAG else "train", str(self._path(run).resolve())
@@ -189,8 +189,7 @@ def finish(
     bag = [one.cost["parameters"] for one in results if one.entry == plan.BAG and one.cost and one.fraction == fractions[-1]]
     entries = [*entries, {"name": plan.BAG, "kind": plan.BAG, "parameters": bag[0] if bag else None}]
     found = summary.summarise(entries, results, seeds, fractions, facts)
-    write_text(folder / ".compare.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    (folder / ".compare.json").rename(folder / "compare.json")
+    write_json(folder / "compare.json", finite(found), ascii=False)
     told = text.lines(found)
     write_text(folder / "table.txt", "\n".join(told).strip() + "\n")
     for line in told:

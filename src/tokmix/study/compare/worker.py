@@ -10,8 +10,6 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,11 +22,12 @@ RESULT = "result.json"
 def do(task: dict[str, Any]) -> dict[str, Any]:
     """The result of a run, or why there is none. A run that diverged would do so again: that is its result."""
     from tokmix.runs.files import write_json
+    from tokmix.runs.locks import holding
     from tokmix.training.engine import Diverged
 
     folder = Path(task["out"])
     try:
-        with owned(folder):
+        with holding(folder.with_name(f".{folder.name}.lock")):  # a second worker waits, and then finds the run finished
             if (folder / RESULT).is_file():
                 return read_result(folder)
             result = _fit_bag(task, folder) if task["kind"] == "bag" else _train(task, folder)
@@ -50,17 +49,6 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 def failure_file(folder: Path) -> Path:
     return folder.with_name(folder.name + ".failed.json")
-
-
-@contextmanager
-def owned(folder: Path) -> Iterator[None]:
-    """Waits until nobody else works on this run; the system lets go of it however the process ends."""
-    import fcntl
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_name(f".{folder.name}.lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _train(task: dict[str, Any], folder: Path) -> dict[str, Any]:

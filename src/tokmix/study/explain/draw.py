@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokmix.runs.files import replacing
 from tokmix.study.explain.run import Explained
 
 SHADES = " ·░▒▓█"
@@ -87,12 +87,8 @@ def picture(out: str | Path, found: Explained, heads: bool = False) -> Path:
 
 def _save(page: Any, path: Path) -> None:
     """The whole picture or none."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
+    with replacing(path) as partial:
         page.savefig(partial, format=path.suffix[1:].lower())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _panel(axes: Any, title: str, weights: Tensor, tokens: list[str]) -> None:

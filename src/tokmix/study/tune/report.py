@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tokmix
-from tokmix.runs.files import write_text
+from tokmix.runs.files import finite, replacing, write_json
 from tokmix.runs.machine import machine, versions
 from tokmix.study.expected_performance import Curve, with_replacement, without_replacement
 from tokmix.study.tune.chance import Figure
@@ -61,9 +59,7 @@ def record(data: str, asked: dict[str, Any], figure: Figure, finished: Sequence[
 
 def write(out: Path, found: dict[str, Any]) -> None:
     """Whole or not at all: several commands may write the same at the same time."""
-    partial = out / f".{NAME}.{os.getpid()}"
-    write_text(partial, json.dumps(found, indent=1) + "\n")
-    partial.rename(out / NAME)
+    write_json(out / NAME, finite(found))
 
 
 def best(finished: Sequence[Finished], figure: Figure) -> Finished | None:
@@ -152,7 +148,6 @@ def draw(path: Path, found: dict[str, Any], say: Callable[[str], None]) -> Path 
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=GREY)
     axes.legend(framealpha=0.9, edgecolor="none", fontsize=8)
-    partial = path.with_name(f".{os.getpid()}-{path.name}")
-    page.savefig(partial, format="png")
-    partial.rename(path)
+    with replacing(path) as partial:
+        page.savefig(partial, format="png")
     return path

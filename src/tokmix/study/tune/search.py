@@ -21,7 +21,7 @@ import torch
 
 from tokmix.core.checks import at_least
 from tokmix.data.tokens import TokenFiles, is_prepared
-from tokmix.runs.files import write_text
+from tokmix.runs.files import read_json, write_json
 from tokmix.runs.locks import holding
 from tokmix.study.tune import report
 from tokmix.study.tune.chance import Figure, figure_of
@@ -124,7 +124,7 @@ def _check_ours(out: Path) -> None:
     """Before a lock is put there: a folder of something else is left as it is."""
     if not out.exists() or (out / MARK).is_file():
         return
-    if not out.is_dir() or any(one.name not in (".lock", f".{MARK}") for one in out.iterdir()):
+    if not out.is_dir() or any(one.name != ".lock" and not one.name.startswith(f".{MARK}") for one in out.iterdir()):
         raise ValueError(f"{out} exists and is not a study of tokmix tune: nothing is overwritten; name another folder")
 
 
@@ -132,11 +132,10 @@ def _mark(out: Path, asked: dict[str, Any]) -> bool:
     """Whether the study is new in this folder."""
     path = out / MARK
     if path.is_file():
-        check_same(str(out), json.loads(path.read_text(encoding="utf-8")), asked)
+        check_same(str(out), read_json(path), asked)
         return False
     _check_ours(out)
-    write_text(out / f".{MARK}", json.dumps(asked, indent=1))
-    (out / f".{MARK}").rename(path)
+    write_json(path, asked)
     return True
 
 
