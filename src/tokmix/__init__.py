@@ -21,11 +21,22 @@ _HOME = {
     "generate": "core.sampling",
     "match_parameters": "core.budget",
     "swap_attention": "core.adapt",
+    "train": "api.fit",
+    "Run": "api.fit",
+    "load": "api.model",
+    "TrainedModel": "api.model",
+    "tune": "api.search",
+    "compare": "api.search",
+    "cost": "api.costs",
 }
 
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
+    from tokmix.api.costs import cost
+    from tokmix.api.fit import Run, train
+    from tokmix.api.model import TrainedModel, load
+    from tokmix.api.search import compare, tune
     from tokmix.core.adapt import swap_attention
     from tokmix.core.budget import match_parameters
     from tokmix.core.mixer import Cost, Mixer, create, mixers, register

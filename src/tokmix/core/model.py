@@ -157,11 +157,15 @@ class Model(nn.Module):
         return nn.Linear(config.dim, outputs, bias=config.head != "lm")
 
     def forward(self, ids: Tensor, segments: Segments | None = None) -> Tensor:
+        return self._finish(self.hidden(ids, segments), segments)
+
+    def hidden(self, ids: Tensor, segments: Segments | None = None) -> Tensor:
+        """What the head reads: ids [B, T] -> [B, T, D]."""
         segments = self._checked(ids, segments)
         x = self._embed(ids, segments, within(segments, ids))
         for layer in self.layers:
             x = layer(x, segments)
-        return self._finish(self.norm(x), segments)
+        return self.norm(x)
 
     def _checked(self, ids: Tensor, segments: Segments | None) -> Segments | None:
         if ids.dim() != 2 or ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:

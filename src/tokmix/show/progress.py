@@ -5,15 +5,27 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Self
 
 Advance = Callable[[int], None]
+_silent: ContextVar[bool] = ContextVar("silent", default=False)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Inside, bars are drawn only where they are asked for by name."""
+    before = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(before)
 
 
 class Progress:
     def __init__(self, shown: bool | None = None):
         self._bars: Any = None
-        if shown or (shown is None and sys.stderr.isatty()):
+        if shown or (shown is None and sys.stderr.isatty() and not _silent.get()):
             self._bars = _bars()
 
     def __enter__(self) -> Self:

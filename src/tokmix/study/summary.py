@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from tokmix.core import stack as stacks
 from tokmix.core.checks import at_least
 from tokmix.core.mixer import MODES, Cost, mixer_class, mixers, options
 from tokmix.core.model import Model, ModelConfig
@@ -20,6 +21,14 @@ def table(rows: list[list[str]]) -> str:
 
     lines = ["  ".join(cell(text, width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def reads_as_stack(text: str) -> bool:
+    """Of mixers that are known: any one word could be the name of a mixer."""
+    try:
+        return all(spec.name in mixers() for spec in stacks.parse(text))
+    except ValueError:
+        return False
 
 
 def list_mixers() -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tokmix.core.checks import check_text, one_of
+from tokmix.core.model import Model
 from tokmix.core.optional import np
 from tokmix.core.segments import Segments
 from tokmix.data.batches.rows import lay_out
@@ -54,27 +55,10 @@ class Predictor:
             check_text(one)
         return row
 
-    @torch.inference_mode()
     def _outputs(self, rows: Sequence[tuple[str, ...]]) -> torch.Tensor:
         encoded, cut = self.encoder.rows(rows)
         self.cut += len(cut)
-        lengths = np.array([len(ids) for ids in encoded])
-        order = np.argsort(lengths, kind="stable")
-        device = self.trained.model.embedding.weight.device
-        pieces, start = [], 0
-        while start < len(order):
-            stop = start + 1
-            while stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= TOKENS:
-                stop += 1
-            chosen = order[start:stop]
-            widths = lengths[chosen]
-            ids = np.concatenate([encoded[i] for i in chosen]).astype(np.int64)
-            laid = lay_out(ids, widths, int(widths.max()), self.trained.roles["pad"])
-            segments = Segments.from_lengths(widths.tolist(), device=device)
-            pieces.append(self.trained.model(laid.to(device), segments).float().cpu())
-            start = stop
-        outputs = torch.cat(pieces)
-        return outputs[torch.from_numpy(np.argsort(order, kind="stable"))]
+        return by_length(self.trained.model, encoded, self.trained.model)
 
     def _answer(self, output: torch.Tensor) -> dict[str, Any]:
         if self.trained.task == "regress":
@@ -82,6 +66,26 @@ class Predictor:
         chances = output.softmax(-1).tolist()
         labels = self.trained.labels
         return {"label": labels[int(output.argmax())], "probabilities": dict(zip(labels, chances, strict=True))}
+
+
+@torch.inference_mode()
+def by_length(model: Model, encoded: Sequence[np.ndarray], compute: Callable[[torch.Tensor, Segments], torch.Tensor]) -> torch.Tensor:
+    """What `compute` makes of each row's ids, in order: one row of output a row. Rows of similar length share a batch."""
+    lengths = np.array([len(ids) for ids in encoded])
+    order = np.argsort(lengths, kind="stable")
+    device = model.embedding.weight.device
+    pieces, start = [], 0
+    while start < len(order):
+        stop = start + 1
+        while stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= TOKENS:
+            stop += 1
+        chosen = order[start:stop]
+        widths = lengths[chosen]
+        ids = np.concatenate([encoded[i] for i in chosen]).astype(np.int64)
+        laid = lay_out(ids, widths, int(widths.max()), 0)  # segments tell what is padding, whatever its id
+        pieces.append(compute(laid.to(device), Segments.from_lengths(widths.tolist(), device=device)).float().cpu())
+        start = stop
+    return torch.cat(pieces)[torch.from_numpy(np.argsort(order, kind="stable"))]
 
 
 def run(

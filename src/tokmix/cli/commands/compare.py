@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import argparse
 
+from tokmix.api.search import SEQUENCES
 from tokmix.cli.commands.common import add_imports
 from tokmix.cli.commands.train import add_train_settings, train_settings
 
 ABOUT = "several stacks on one task: equal parameters, seeds, tests of significance, what each cost"
-SHAPES = "shapes"  # the built-in task; ./shapes for a folder of that name
-SEQUENCES = 1000  # of shapes to train on
-TAKEN = ("train.epochs", "train.device", "train.seed")  # by the built-in task
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -26,48 +24,18 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, help="runs at a time (default: a core each, or four a GPU)")
     parser.add_argument("--resume", action="store_true", help="go on in --out: what has finished is kept")
     parser.add_argument("--n", type=int, help=f"shapes: sequences to train on (default: {SEQUENCES})")
-    parser.add_argument(
-        "--epochs", dest="train.epochs", type=int, default=argparse.SUPPRESS, help="short for --train.epochs", metavar="VALUE"
-    )
     add_imports(parser)
     add_train_settings(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    given = train_settings(options)
-    for name, instead in (("model.stack", "the stacks as arguments"), ("train.fraction", "--fractions")):
-        if name in given:
-            raise ValueError(f"--{name} is what is compared: give {instead}")
-    fractions = _fractions(options.fractions)
-    if options.data == SHAPES:
-        from tokmix.study.compare.shapes import compare as compare_shapes
-        from tokmix.training.imports import import_files
+    from tokmix.api.search import compare
 
-        if options.config or any(name not in TAKEN for name in given):
-            unknown = "--config" if options.config else next(f"--{name}" for name in given if name not in TAKEN)
-            raise ValueError(
-                f"--data shapes takes no {unknown}: model and training are the paper's; give --n, --epochs, --seeds, --fractions"
-            )
-        if options.match not in (None, "none"):
-            raise ValueError(f"--data shapes takes no --match {options.match}: no parameters are matched there")
-        import_files(options.imports)
-        seed, epochs, device = (given.get(f"train.{name}") for name in ("seed", "epochs", "device"))
-        n = SEQUENCES if options.n is None else options.n
-        compare_shapes(
-            options.stacks, options.out, n=n, epochs=epochs, seeds=options.seeds, first_seed=seed or 0, fractions=fractions,
-            device=device, jobs=options.jobs, resume=options.resume,
-        )  # fmt: skip
-        return 0
-    if options.n is not None:
-        raise ValueError(f"--n {options.n} is for --data shapes; of other data give --fractions, shares of train's rows")
-    from tokmix.study.compare.run import compare
-    from tokmix.training.settings import Settings
-
-    match = None if options.match == "none" else options.match or "largest"
+    names = ("seeds", "match", "jobs", "n", "config", "resume", "imports")
+    given = {name: getattr(options, name) for name in names}
     compare(
-        options.stacks, options.data, options.out, Settings.of(options.config, given), seeds=options.seeds, fractions=fractions,
-        match=match, jobs=options.jobs, resume=options.resume, imports=options.imports,
-    )  # fmt: skip
+        options.stacks, options.data, options.out, fractions=_fractions(options.fractions), verbose=True, **given, **train_settings(options)
+    )
     return 0
 
 

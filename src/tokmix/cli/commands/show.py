@@ -3,7 +3,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tokmix.cli.commands.common import add_imports, reads_as_stack
+from tokmix.cli.commands.common import add_imports
 from tokmix.core.checks import is_there
 
 ABOUT = "a model folder or a stack layer by layer: parameters, FLOPs, state, reach"
@@ -46,6 +46,8 @@ def _sizes(options: argparse.Namespace) -> list[tuple[int | None, int]]:
 
 def _names_a_folder(what: str) -> bool:
     """No stack has a slash in it. A folder without a model does not hide the mixer of that name."""
+    from tokmix.study.summary import reads_as_stack
+
     if "/" in what or "\\" in what:
         return True
     if not what.strip() or not is_there(what) or not Path(what).is_dir():

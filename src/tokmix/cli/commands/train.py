@@ -3,11 +3,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from tokmix.api.settings import WARM_UP
 from tokmix.cli.arguments import add_settings, said
 from tokmix.cli.commands.common import add_data, add_imports
 from tokmix.training.settings import GROUPS
 
-WARM_UP = 30  # epochs of --pretrain
 ABOUT = "a table or a pile of text -> a trained, saved, usable model"
 
 
@@ -22,7 +22,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 def add_train_settings(parser: argparse.ArgumentParser) -> None:
     """--config, every setting of a run by its full name, and short names of the usual ones."""
     parser.add_argument("--config", help="a .json or .yaml file of settings, or the name of a recipe")
-    for short, name, read in (("--stack", "model.stack", str), ("--seed", "train.seed", int), ("--minutes", "train.minutes", float)):
+    for short, name, read in (
+        ("--stack", "model.stack", str),
+        ("--seed", "train.seed", int),
+        ("--minutes", "train.minutes", float),
+        ("--epochs", "train.epochs", int),
+    ):
         parser.add_argument(short, dest=name, type=read, default=argparse.SUPPRESS, help=f"short for --{name}", metavar="VALUE")
     parser.add_argument(
         "--pretrain", dest="train.pretrain", action="store_const", const=WARM_UP, default=argparse.SUPPRESS,
@@ -41,9 +46,8 @@ def train_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> int:
-    from tokmix.training.settings import Settings
-    from tokmix.training.train import run as train
+    from tokmix.api.fit import train
 
-    settings = Settings.of(options.config, train_settings(options))
-    train(options.data, options.out, settings, resume=options.resume, imports=options.imports)
+    names = ("config", "resume", "imports")
+    train(options.data, options.out, verbose=True, **{name: getattr(options, name) for name in names}, **train_settings(options))
     return 0

@@ -33,14 +33,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from tokmix.study.tune.search import run as search
-    from tokmix.study.tune.space import Space
-    from tokmix.training.settings import Settings
+    from tokmix.api.search import tune
 
-    given, space = train_settings(options), Space.read(options.space)
-    for name in given:
-        if name in space.ranges:
-            raise ValueError(f"--{name} {given[name]} is set, but the space searches it: leave it out, or give a --space without it")
-    told = {name: getattr(options, name) for name in ("trials", "workers", "threads", "storage", "study", "patience", "resume", "imports")}
-    search(options.data, options.out, Settings.of(options.config, given), space=space, **told)
+    names = ("trials", "space", "workers", "threads", "storage", "study", "patience", "config", "resume", "imports")
+    tune(options.data, options.out, verbose=True, **{name: getattr(options, name) for name in names}, **train_settings(options))
     return 0

@@ -1,0 +1,215 @@
+"""tokmix.load: a model folder -> an object that predicts, measures, generates, embeds, explains and exports.
+
+model = tokmix.load("run")
+model.predict(["a fine film", "dull"])        ["good", "bad"]
+model.predict_proba("a fine film")            numpy [classes]
+model.embed(["a fine film", "dull"])          numpy [2, dim]
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tokmix.api.data import Data, Frame, as_path
+from tokmix.api.settings import Kept, told
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from tokmix.core.model import Model
+    from tokmix.core.segments import Segments
+    from tokmix.study.explain.run import Explained
+    from tokmix.training.model_folder import Trained
+
+Text: TypeAlias = str | tuple[str, str]  # of a model of pairs: (one, the other)
+Texts: TypeAlias = Text | Path | Frame | Iterable[Text]
+
+
+def load(folder: str | Path, *, device: str = "cpu", imports: Sequence[str | Path] = ()) -> TrainedModel:
+    """The model that `train` saved, from its run folder or its model folder. imports: files with mixers of your own."""
+    from tokmix.training import model_folder
+    from tokmix.training.imports import import_files
+
+    import_files(imports)
+    return TrainedModel(model_folder.load(folder, device))
+
+
+class TrainedModel:
+    """One text in, one answer out; many texts in, a list or an array out. Texts may be a list, a pandas.Series or DataFrame, or the
+    pathlib.Path of a file. A model of pairs takes (one, the other) as a text."""
+
+    def __init__(self, trained: Trained):
+        self._trained = trained
+        self._kept: Kept | None = None  # the temporary folder it was trained in
+
+    @property
+    def folder(self) -> Path:
+        return self._trained.folder
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What training.json holds: task, classes, columns, data, figures, cost, settings."""
+        return self._trained.record
+
+    @property
+    def task(self) -> str:
+        return self._trained.task
+
+    @property
+    def labels(self) -> list[str]:
+        """The classes, in the order of `predict_proba`'s columns."""
+        return list(self._trained.labels)
+
+    @property
+    def model(self) -> Model:
+        """The torch module."""
+        return self._trained.model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizers.Tokenizer."""
+        return self._trained.tokenizer
+
+    def __repr__(self) -> str:
+        return f"TrainedModel({str(self.folder)!r}, task={self.task!r}, stack={self.model.config.stack!r})"
+
+    def answers(self, texts: Texts) -> Iterator[dict[str, Any]]:
+        """What `tokmix predict` prints, one for each text as it comes: text, label and probabilities, or text and score."""
+        from tokmix.training.predict import Predictor
+
+        return Predictor(self._trained)(self._many(texts))
+
+    def predict(self, texts: Texts) -> Any:
+        """The label or score of each text."""
+        found = [answer["score"] if "score" in answer else answer["label"] for answer in self.answers(texts)]
+        return found[0] if self._is_one(texts) else found
+
+    def predict_proba(self, texts: Texts) -> np.ndarray:
+        """The probability of each class: [texts, classes], for one text [classes]; columns as in `labels`."""
+        import numpy as np
+
+        if self.task != "classify":
+            raise ValueError(f"{self.folder} is a model for {self.task}, and predict_proba needs classify")
+        found = np.array([list(answer["probabilities"].values()) for answer in self.answers(texts)])
+        return found[0] if self._is_one(texts) else found.reshape(-1, len(self.labels))
+
+    def embed(self, texts: Texts) -> np.ndarray:
+        """The mean of the hidden states that the head reads, over all tokens of a text: [texts, dim], for one text [dim]."""
+        import numpy as np
+
+        from tokmix.training.predict import by_length
+
+        model = self.model
+
+        def pooled(ids: Tensor, segments: Segments) -> Tensor:
+            hidden = model.hidden(ids, segments)  # [B, T, D]
+            mask = segments.mask[..., None]
+            return hidden.masked_fill(~mask, 0).sum(1) / mask.sum(1).clamp(min=1)
+
+        encoded = self._encoded(list(self._many(texts)))
+        found = by_length(model, encoded, pooled).numpy() if encoded else np.zeros((0, model.config.dim), np.float32)
+        return found[0] if self._is_one(texts) else found
+
+    def evaluate(self, data: Data, split: str | None = None, **reading: object) -> dict[str, Any]:
+        """The figures on data. reading: how it is read, as options of `tokmix eval` (text, label, header, encoding ...)."""
+        from tokmix.training.evaluate import figures
+
+        columns = self.record["columns"]
+        with told(False), as_path(data, columns.get("text"), columns.get("target")) as path:
+            return figures(self._trained, path, split, **reading)
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        max_new: int = 200,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> str:
+        """The continuation of a text by a language model."""
+        return "".join(self.stream(prompt, max_new=max_new, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed))
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        max_new: int = 200,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> Iterator[str]:
+        """As `generate`, in pieces as they come."""
+        from tokmix.training.generate import stream
+
+        return stream(self._trained, prompt, max_new, temperature, top_k, top_p, seed)
+
+    def explain(self, text: Text, *, layer: int | None = None, samples: int | None = None, seed: int = 0) -> Explained:
+        """Who reads whom in a text: `.tokens` and one map a layer in `.maps`. layer: that one alone, from 1; 0: the whole stack."""
+        from tokmix.study.explain.run import of_text
+
+        return of_text(self._trained, [text] if isinstance(text, str) else list(text), layer=layer, samples=samples, seed=seed)
+
+    def save(self, out: str | Path) -> Path:
+        """A copy of the model folder, for a model that was trained without `out`."""
+        from tokmix.runs.files import check_free, new_folder
+
+        check_free(Path(out))
+        with new_folder(Path(out)) as folder:
+            shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+        return Path(out)
+
+    def _is_one(self, texts: Texts) -> bool:
+        pair = self._trained.pair and isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(one, str) for one in texts)
+        return isinstance(texts, str) or pair
+
+    def _many(self, texts: Texts) -> Iterator[str | tuple[str, ...]]:
+        from tokmix.training.predict import read_texts
+
+        if isinstance(texts, Path):
+            yield from read_texts(self._trained, [str(texts)])
+        elif isinstance(texts, Frame):
+            yield from self._of_frame(texts)
+        elif self._is_one(texts):
+            yield texts  # type: ignore[misc]
+        else:
+            for number, text in enumerate(texts):
+                if not isinstance(text, (str, tuple, list)):
+                    raise ValueError(f"text {number} is {text!r}, of type {type(text).__name__}, not text")
+                yield text if isinstance(text, str) else tuple(text)
+
+    def _of_frame(self, frame: Frame) -> Iterator[str | tuple[str, ...]]:
+        from tokmix.data.read.files import place
+
+        names = [str(name) for name in frame.columns]
+        picked = [place("the frame", names, column) for column in self.record["columns"].get("text") or ["text"]]
+        for row in frame.itertuples(index=False, name=None):
+            found = tuple(str(row[i]) for i in picked)
+            yield found if self._trained.pair else found[0]
+
+    def _encoded(self, texts: list[str | tuple[str, ...]]) -> list[np.ndarray]:
+        """Ids as the model reads them."""
+        import numpy as np
+
+        from tokmix.core.checks import check_text
+
+        trained = self._trained
+        rows = [(text,) if isinstance(text, str) else text for text in texts]
+        wanted = 2 if trained.pair else 1
+        for row in rows:
+            if len(row) != wanted:
+                raise ValueError(f"this model reads {wanted} text{'s' * (wanted > 1)} at a time, not {len(row)}: {' | '.join(row)[:80]!r}")
+            for one in row:
+                check_text(one)
+        if not trained.record["stream"]:
+            return list(trained.encoder().rows(rows)[0]) if rows else []
+        # In training a document begins after the end of the one before it.
+        start = np.array([trained.roles["eot"]])
+        documents = trained.encoder().documents([row[0] for row in rows]) if rows else []
+        return [np.concatenate([start, ids])[: self.model.limit] for ids in documents]

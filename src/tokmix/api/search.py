@@ -1,0 +1,151 @@
+"""tokmix.tune and tokmix.compare: many runs on one data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokmix.api.data import Data, as_path
+from tokmix.api.settings import Kept, full_names, output_folder, settings_of, told
+
+SHAPES = "shapes"  # the built-in task; ./shapes for a folder of that name
+SEQUENCES = 1000  # of shapes to train on
+TAKEN = ("train.epochs", "train.device", "train.seed")  # by the built-in task
+
+
+@dataclass(frozen=True)
+class Tuning:
+    folder: Path  # of the trials; a temporary one where no `out` was given, which lives as long as this object
+    record: dict[str, Any]  # what tune.json holds
+    _kept: Kept | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def trials(self) -> list[dict[str, Any]]:
+        return list(self.record["trials"])
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The settings of the best trial, to be given to `train`; None where every trial diverged."""
+        first = self.record["best"]
+        if first is None:
+            return None
+        return dict(next(one["parameters"] for one in self.trials if one["number"] == first["number"]))
+
+
+def tune(
+    data: Data,
+    out: str | Path | None = None,
+    *,
+    trials: int = 20,
+    space: str | Path | Mapping[str, object] | None = None,
+    workers: int | None = None,
+    threads: int = 1,
+    storage: str | None = None,
+    study: str | None = None,
+    patience: int | None = None,
+    config: str | Path | None = None,
+    resume: bool = False,
+    imports: Sequence[str | Path] = (),
+    verbose: bool = False,
+    **settings: object,
+) -> Tuning:
+    """Search settings at random, on this machine or many; see `tokmix tune --help` for the arguments.
+    space: a file, or a dictionary such as {"train.lr": {"loguniform": [1e-4, 1e-2]}}."""
+    from tokmix.study.tune.search import run
+    from tokmix.study.tune.space import Space
+
+    searched = Space.of(space) if isinstance(space, Mapping) else Space.read(space)
+    given = full_names(settings)
+    for name in given:
+        if name in searched.ranges:
+            raise ValueError(f"--{name} {given[name]} is set, but the space searches it: leave it out, or give a --space without it")
+    asked = settings_of(config, given)
+    folder, kept = output_folder(out)
+    with told(verbose), as_path(data) as path:
+        found = run(
+            path, folder, asked, trials=trials, space=searched, workers=workers, threads=threads, storage=storage, study=study,
+            patience=patience, resume=resume, imports=imports, quiet=not verbose,
+        )  # fmt: skip
+    return Tuning(folder, found, kept)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    folder: Path  # of the runs; a temporary one where no `out` was given, which lives as long as this object
+    record: dict[str, Any]  # what compare.json holds
+    _kept: Kept | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def table(self) -> str:
+        """The same for people."""
+        return (self.folder / "table.txt").read_text(encoding="utf-8")
+
+
+def compare(
+    stacks: Sequence[str],
+    data: Data,
+    out: str | Path | None = None,
+    *,
+    seeds: int = 5,
+    fractions: Sequence[float] = (1.0,),
+    match: str | None = None,
+    jobs: int | None = None,
+    n: int | None = None,
+    config: str | Path | None = None,
+    resume: bool = False,
+    imports: Sequence[str | Path] = (),
+    verbose: bool = False,
+    **settings: object,
+) -> Comparison:
+    """Train several stacks on one task and test their differences; see `tokmix compare --help` for the arguments.
+    match: whose parameters all get: "largest" (the default) or "first"; "none": every stack as it is.
+    data="shapes" is the built-in toy task, of n sequences."""
+    given = full_names(settings)
+    for name, instead in (("model.stack", "the stacks as arguments"), ("train.fraction", "--fractions")):
+        if name in given:
+            raise ValueError(f"--{name} is what is compared: give {instead}")
+    if isinstance(stacks, str):
+        raise ValueError(f"stacks={stacks!r} should be a list of stacks")
+    folder, kept = output_folder(out)
+    if data == SHAPES:
+        if config is not None:
+            raise ValueError(f"--data shapes takes no --config: {OWN}")
+        found = _shapes(stacks, folder, given, match, n, seeds, fractions, jobs, resume, imports, verbose)
+        return Comparison(folder, found, kept)
+    if n is not None:
+        raise ValueError(f"--n {n} is for --data shapes; of other data give --fractions, shares of train's rows")
+    from tokmix.study.compare.run import compare as run
+
+    asked, matched = settings_of(config, given), None if match == "none" else match or "largest"
+    with told(verbose) as say, as_path(data) as path:
+        found = run(
+            stacks, path, folder, asked, seeds=seeds, fractions=fractions, match=matched, jobs=jobs, resume=resume, imports=imports,
+            say=say,
+        )  # fmt: skip
+    return Comparison(folder, found, kept)
+
+
+OWN = "model and training are the paper's; give --n, --epochs, --seeds, --fractions"
+
+
+def _shapes(
+    stacks: Sequence[str], folder: Path, given: Mapping[str, Any], match: str | None, n: int | None, seeds: int,
+    fractions: Sequence[float], jobs: int | None, resume: bool, imports: Sequence[str | Path], verbose: bool,
+) -> dict[str, Any]:  # fmt: skip
+    from tokmix.study.compare.shapes import compare as run
+    from tokmix.training.imports import import_files
+
+    unknown = next((name for name in given if name not in TAKEN), None)
+    if unknown is not None:
+        raise ValueError(f"--data shapes takes no --{unknown}: {OWN}")
+    if match not in (None, "none"):
+        raise ValueError(f"--data shapes takes no --match {match}: no parameters are matched there")
+    import_files(imports)
+    seed, epochs, device = (given.get(f"train.{name}") for name in ("seed", "epochs", "device"))
+    with told(verbose) as say:
+        return run(
+            stacks, folder, n=SEQUENCES if n is None else n, epochs=epochs, seeds=seeds, first_seed=seed or 0, fractions=fractions,
+            device=device, jobs=jobs, resume=resume, say=say,
+        )  # fmt: skip

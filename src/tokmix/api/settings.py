@@ -1,0 +1,80 @@
+"""Settings as keyword arguments: the names of the command line, without dashes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokmix.core.checks import nearest
+
+if TYPE_CHECKING:
+    from tokmix.training.settings import Settings
+
+SHORT = {name: f"train.{name}" for name in ("seed", "minutes", "epochs", "pretrain")} | {"stack": "model.stack"}
+WARM_UP = 30  # epochs of pretrain=True
+
+
+def settings_of(config: str | Path | None, given: Mapping[str, object]) -> Settings:
+    """given: {"minutes": 1, "model.dim": 64}, short names and full ones."""
+    from tokmix.training.settings import Settings
+
+    return Settings.of(config, full_names(given))
+
+
+def full_names(given: Mapping[str, object]) -> dict[str, object]:
+    from dataclasses import fields
+
+    from tokmix.training.settings import GROUPS
+
+    every = [f"{group}.{one.name}" for group, settings in GROUPS.items() for one in fields(settings)]
+    found: dict[str, object] = {}
+    for name, value in given.items():
+        full = SHORT.get(name, name)
+        if full not in every:
+            ends = [one for one in every if one.endswith(f".{name}")]
+            hint = f', did you mean **{{"{ends[0]}": {value!r}}}?' if ends else nearest(name, [*SHORT, *every])
+            raise ValueError(f"unknown setting {name!r}{hint}")
+        if full in found:
+            raise ValueError(f"{full} is given twice, as {name!r} too")
+        found[full] = value
+    if found.get("train.pretrain") is True:
+        found["train.pretrain"] = WARM_UP
+    elif found.get("train.pretrain") is False:
+        found["train.pretrain"] = 0
+    return found
+
+
+@contextmanager
+def told(verbose: bool) -> Iterator[Callable[[str], None]]:
+    """Where lines go: to standard output, or nowhere, and then no bars are drawn either."""
+    from tokmix.show.progress import silent
+
+    if verbose:
+        yield print
+        return
+    with silent():
+        yield lambda line: None
+
+
+class Kept:
+    """A temporary folder that is removed with this object. (TemporaryDirectory would warn that nobody closed it.)"""
+
+    def __init__(self) -> None:
+        self.name = tempfile.mkdtemp(prefix="tokmix-")
+        weakref.finalize(self, shutil.rmtree, self.name, ignore_errors=True)
+
+
+def output_folder(out: str | Path | None) -> tuple[Path, Kept | None]:
+    """The folder asked for; without one a temporary folder, which lives as long as the second value does."""
+    if out is not None:
+        return Path(out), None
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("several processes need one folder: name it with out=")
+    kept = Kept()
+    return Path(kept.name) / "run", kept
