@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from tokmix.core.optional import np
-from tokmix.study.statistics import holm, paired_t
+from tokmix.study.statistics import holm, interval, paired_t
 
 SURE = 0.05
 Key = TypeVar("Key")
@@ -62,16 +64,43 @@ class Verdict:
     seeds: int = 0
     t: float | None = None  # p-values, corrected
     examples: float | None = None
+    interval: tuple[float, float] | None = None  # 95 %, of the difference over seeds; not corrected
+
+
+_recorded: ContextVar[list[Verdict] | None] = ContextVar("recorded verdicts", default=None)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Verdict]]:
+    """Every verdict that is given inside, in order: what a table says, as data."""
+    found: list[Verdict] = []
+    token = _recorded.set(found)
+    try:
+        yield found
+    finally:
+        _recorded.reset(token)
+
+
+def record(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    if (found := _recorded.get()) is not None:
+        found.extend(verdicts)
+    return list(verdicts)
+
+
+def by_interval(says: str, difference: float, bounds: tuple[float, float], seeds: int = 0) -> Verdict:
+    """A verdict from a bootstrap interval alone: it holds where the interval lies above zero."""
+    word = "holds" if bounds[0] > 0 else "does not hold" if bounds[1] < 0 else "unclear"
+    return Verdict(says, word, difference, seeds, interval=bounds)
 
 
 def judge(claims: Sequence[Claim]) -> list[Verdict]:
     """Verdicts on claims that stand together: Holm's correction counts them."""
     asked = [_ask(claim) for claim in claims]
     t, examples = holm([one.t for one in asked]), holm([one.examples for one in asked])
-    return [
-        Verdict(one.says, _word(one, claim.margin, t[i], examples[i]), one.difference, one.seeds, t[i], examples[i])
+    return record([
+        replace(one, word=_word(one, claim.margin, t[i], examples[i]), t=t[i], examples=examples[i])
         for i, (claim, one) in enumerate(zip(claims, asked, strict=True))
-    ]
+    ])  # fmt: skip
 
 
 def _word(asked: Verdict, margin: float, *values: float | None) -> str:
@@ -95,7 +124,7 @@ def _ask(claim: Claim) -> Verdict:
     examples = None
     if claim.field == "score" and claim.higher and all("right" in side[seed] for side in (better, worse) for seed in seeds):
         examples = over_examples([(bits(better[seed]), bits(worse[seed])) for seed in seeds], claim.margin)
-    return Verdict(claim.says, "", math.fsum(ahead) / len(ahead), len(seeds), t, examples)
+    return Verdict(claim.says, "", math.fsum(ahead) / len(ahead), len(seeds), t, examples, interval(ahead))
 
 
 def by_seed(runs: Sequence[Run], field: str = "score") -> dict[int, Run]:

@@ -66,12 +66,28 @@ def claims_table(claims: Sequence[Claim], scale: float = 1.0, digits: int = 1) -
 def verdict_table(verdicts: Sequence[Verdict], scale: float = 1.0, digits: int = 1) -> str:
     rows = []
     for one in verdicts:
-        ahead = "" if one.difference is None else f"{scale * one.difference:+.{digits}f}"
-        rows.append([one.says, f"**{one.word}**", ahead, str(one.seeds) if one.seeds else "", p(one.t), p(one.examples)])
-    heads = ["claim", "verdict", "ahead by", "seeds", "p over seeds", "p over examples"]
+        rows.append([
+            one.says, f"**{one.word}**", effect(one, scale, digits), str(one.seeds) if one.seeds else "", p(one.t), p(one.examples)
+        ])  # fmt: skip
+    heads = ["claim", "verdict", "ahead by [95 %]", "seeds", "p over seeds", "p over examples"]
     if all(one.examples is None for one in verdicts):  # what no run recorded needs no column
         heads, rows = heads[:-1], [row[:-1] for row in rows]
     return table(heads, rows)
+
+
+def effect(one: Verdict, scale: float = 1.0, digits: int = 1) -> str:
+    """'+0.6 [-0.2, +1.4]', the difference and its 95 % interval."""
+    if one.difference is None:
+        return ""
+    bounds = "" if one.interval is None else " [{}, {}]".format(*(f"{scale * value:+.{digits}f}" for value in one.interval))
+    return f"{scale * one.difference:+.{digits}f}{bounds}"
+
+
+def tally(counts: Mapping[str, int]) -> str:
+    """'17 hold, 3 do not, 10 are unclear'"""
+    verbs = {"holds": ("holds", "hold"), "does not hold": ("does not", "do not"), "unclear": ("is unclear", "are unclear")}
+    verbs[NOT_RUN] = ("is not run", "are not run")
+    return ", ".join(f"{counts[word]} {verbs[word][counts[word] != 1]}" for word in WORDS if counts.get(word))
 
 
 def count_verdicts(text: str) -> Counter[str]:

@@ -16,16 +16,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from reproduce import headline, results
 from reproduce import item as catalogue
-from reproduce import results
 from reproduce.item import Item, Results
 from reproduce.job import Job
-from reproduce.page import NOT_RUN, WORDS, command, count_verdicts, table
+from reproduce.page import NOT_RUN, command, count_verdicts, table, tally
 from tokmix.core.checks import nearest
 from tokmix.runs.files import write_json
 
+SHIPPED = Path("src/tokmix/study/papers.json")  # the summary in the wheel
 MARKER = re.compile(r"<!-- item:([\w-]+) -->\n(.*?)<!-- /item:\1 -->", re.DOTALL)
 OPENING = re.compile(r"<!-- (/?)item:([^ ]+) -->")
+HEADLINE = re.compile(r"(<!-- headline -->\n).*?(<!-- /headline -->)", re.DOTALL)
 INDEX = re.compile(r"(<!-- items -->\n).*?(<!-- /items -->)", re.DOTALL)
 
 
@@ -169,10 +171,10 @@ def build_index(root: Path) -> str:
         for name, item in catalogue.items(paper).items():
             now = state(item, root / paper / "results")
             counts = count_verdicts(item.tables(load(item, now.file))) if now.done else {}
-            verdicts = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts.get(word))
-            rows.append([f"[{paper} {name}]({paper}/README.md)", item.about, str(now), verdicts])
+            rows.append([f"[{paper} {name}]({paper}/README.md)", item.about, str(now), tally(counts)])
     made = table(["item", "what it is", "state", "its claims"], rows)
-    return INDEX.sub(lambda found: f"{found[1]}{made}\n{found[2]}", text)
+    text = INDEX.sub(lambda found: f"{found[1]}{made}\n{found[2]}", text)
+    return HEADLINE.sub(lambda found: f"{found[1]}{headline.table(root)}\n{found[2]}", text)
 
 
 # --- to disk -------------------------------------------------------------------------------------------------------------------
@@ -184,6 +186,8 @@ def write(paper: str, folder: Path) -> list[Path]:
     wanted = {folder / "README.md": page.text.encode(), **{folder / "figures" / name: data for name, data in page.figures.items()}}
     if (folder.parent / "README.md").is_file():
         wanted[folder.parent / "README.md"] = build_index(folder.parent).encode()
+    if (shipped := folder.parent.parent / SHIPPED).is_file():
+        wanted[shipped] = shipped_summary(folder.parent).encode()
     for path, data in wanted.items():
         if not path.is_file() or path.read_bytes() != data:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -212,5 +216,12 @@ def differences(paper: str, folder: Path) -> list[str]:
 def index_differs(root: Path) -> list[str]:
     """The same of the page above all papers, where there is one."""
     path = root / "README.md"
-    same = not path.is_file() or path.read_text(encoding="utf-8") == build_index(root)
-    return [] if same else [f"{path} does not say what the results files give"]
+    wanted = {path: build_index(root)} if path.is_file() else {}
+    if (shipped := root.parent / SHIPPED).is_file():
+        wanted[shipped] = shipped_summary(root)
+    differ = [path for path, text in wanted.items() if path.read_text(encoding="utf-8") != text]
+    return [f"{path} does not say what the results files give" for path in differ]
+
+
+def shipped_summary(root: Path) -> str:
+    return json.dumps(headline.summary(root), indent=1, ensure_ascii=False) + "\n"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from reproduce import page
-from reproduce.claims import Claim, Run, Verdict, judge
+from reproduce.claims import Claim, Run, Verdict, by_seed, judge
 from reproduce.hypermixer import paper, recipe
 from reproduce.item import Outcomes, Results
 
@@ -125,11 +126,22 @@ def orders(outcomes: Outcomes, others: Sequence[str], behind: Callable[[str, int
     for other in others:
         cells = [_order(next(of), behind(other, place)) for place in range(len(paper.TASKS))]
         body.append([recipe.VARIANTS[other].title, *cells])
-    words = ("holds", "does not hold", "unclear", "not run")
-    counted = ", ".join(f"{count} {word}" for word in words if (count := sum(one.word == word for one in found)))
+    counted = page.tally(Counter(one.word for one in found))
     note = " † the paper has the other model ahead." if any(behind(o, place) for o in others for place in range(len(paper.TASKS))) else ""
     heads = [f"{recipe.VARIANTS[hero].title}, against", *(paper.TITLES[task] for task in paper.TASKS)]
-    return page.table(heads, body) + f"\n\nOf {len(found)} orders: {counted}.{note}"
+    means = [Claim(f"mean of five tasks: {recipe.VARIANTS[hero].title} before {recipe.VARIANTS[other].title}", task_mean(outcomes, hero),
+                   task_mean(outcomes, other)) for other in others]  # fmt: skip
+    return (
+        page.table(heads, body) + f"\n\nOf {len(found)} orders: {counted}.{note}\n\nThe mean of the five tasks, seed by seed. The "
+        f"interval is over seeds: it says nothing about other tasks.\n\n{page.claims_table(means, PERCENT)}"
+    )
+
+
+def task_mean(outcomes: Outcomes, variant: str) -> list[Run]:
+    """The mean accuracy over all tasks, of the seeds that every task has."""
+    known = [by_seed(seed_runs(outcomes, task, variant)) for task in paper.TASKS]
+    seeds = sorted(set.intersection(*(set(of) for of in known)))
+    return [{"seed": seed, "score": statistics.fmean(of[seed]["score"] for of in known)} for seed in seeds]
 
 
 def _claim(outcomes: Outcomes, task: str, hero: str, other: str, behind: bool) -> Claim:

@@ -11,11 +11,15 @@ from types import ModuleType
 _NAME = "reproduce"
 
 
-def root() -> Path:
+def found() -> Path | None:
     """The folder that holds `reproduce/`: the working directory, or the checkout that this package was installed from."""
-    for place in (Path.cwd(), Path(__file__).parents[3]):
-        if (place / _NAME / "item.py").is_file():
-            return place
+    places = (Path.cwd(), Path(__file__).parents[3])
+    return next((place for place in places if (place / _NAME / "item.py").is_file()), None)
+
+
+def root() -> Path:
+    if (place := found()) is not None:
+        return place
     raise ValueError(
         "the papers' recipes and results are not in the wheel: clone the repository, `pip install -e '.[lab]'` there and run this in it"
     )

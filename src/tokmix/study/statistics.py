@@ -41,6 +41,19 @@ def student_tail(t: float, freedom: int) -> float:
     return float(2 * student.sf(abs(t), freedom))
 
 
+def interval(differences: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
+    """Student's confidence interval of the mean. None for fewer than two values, and where all of them are the same."""
+    from scipy.stats import t as student
+
+    n = len(differences)
+    if n < 2:
+        return None
+    mean = math.fsum(differences) / n
+    error = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1) / n)
+    reach = float(student.ppf((1 + level) / 2, n - 1)) * error
+    return (mean - reach, mean + reach) if reach else None
+
+
 def holm(values: Sequence[float | None]) -> list[float | None]:
     """Holm (1979): the i-th smallest of m counts m - i + 1 times, and never less than a smaller one. None stays out of it."""
     known = sorted((value, place) for place, value in enumerate(values) if value is not None)

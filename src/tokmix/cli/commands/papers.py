@@ -40,6 +40,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from tokmix.study import checkout
 
+    if not checkout.found() and options.name is None and not options.tables:
+        return _shipped()
     checkout.make_importable()
     if options.check and not options.tables:
         raise ValueError("--check goes with --tables: it compares them with the results files")
@@ -58,6 +60,20 @@ def run(options: argparse.Namespace) -> int:
         _refuse(options, OF_A_RUN, "does not go with --tables, which runs nothing")
         return _tables(options.name, options.out or ROOT / options.name, options.check)
     return _run(chosen, options)
+
+
+def _shipped() -> int:
+    """The verdicts that came with the wheel."""
+    import json
+    from importlib import resources
+
+    known = json.loads((resources.files("tokmix.study") / "papers.json").read_text(encoding="utf-8"))
+    for row in known["rows"]:
+        seeds = f", {row['seeds']} seeds" if row["seeds"] else ""
+        print(f"{row['verdict']:13}  {row['paper']}: {row['claim']}\n{'':15}{row['effect']}{seeds}; {row['caveat']}")
+    print("\nThe effect is positive where the claim is right; in brackets the 95 % interval.")
+    print("To run them: clone the repository, `pip install -e '.[lab]'` there, then `tokmix papers NAME`.")
+    return 0
 
 
 def _refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
