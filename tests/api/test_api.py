@@ -89,7 +89,7 @@ def test_embeddings_are_means_of_hidden_states(run: tokmix.Run) -> None:
         ids = torch.tensor(model._encoded([text])[0].astype(np.int64))[None]
         with torch.inference_mode():
             hidden = model.model.hidden(ids)
-            assert torch.allclose(model.model(ids), model.model._finish(hidden, None)), "these are what the head reads"
+            assert torch.allclose(model.model(ids), model.model.finish(hidden)), "these are what the head reads"
         assert np.allclose(hidden[0].mean(0).numpy(), row, atol=1e-5)
     assert np.allclose(model.embed(texts[0]), found[0], atol=1e-6) and model.embed([]).shape == (0, 16)
     assert Segments.from_lengths([2]).mask.all()

@@ -24,7 +24,7 @@ def test_without_transformers_the_error_says_what_to_install() -> None:
 
 def test_the_config_has_the_fields_of_the_core_and_a_version() -> None:
     own = {field.name for field in fields(TokmixConfig)} - {field.name for field in fields(transformers.PreTrainedConfig)}
-    assert own == {field.name for field in fields(ModelConfig)} | {"format_version"}
+    assert own == {field.name for field in fields(ModelConfig)} | {"format_version", "use_cache"}
     core = ModelConfig(stack="hsm*2,attention( heads = 2 )", dim=16, vocab=9, head="classify", causal=False, max_len=8, classes=3)
     config = TokmixConfig.from_core(core, id2label={0: "a", 1: "b", 2: "c"})
     assert config.core() == core and config.stack == "hsm*2, attention(heads=2)"
@@ -47,7 +47,7 @@ def test_the_config_has_the_fields_of_the_core_and_a_version() -> None:
         ({"classes": 3, "id2label": {0: "a"}}, "contradicting numbers of outputs .classes: 3, names in id2label: 1"),
         ({"head": "regress", "num_labels": 3}, "contradicting numbers of outputs"),
         ({"head": "classify", "problem_type": "regression"}, "problem_type='regression' does not fit head='classify'"),
-        ({"problem_type": "multi_label_classification"}, "does not fit"),
+        ({"head": "regress", "problem_type": "multi_label_classification"}, "does not fit"),
     ],
 )
 def test_bad_settings_are_named_in_one_line(changes: dict[str, Any], words: str) -> None:

@@ -4,13 +4,15 @@ ids [B, T] ── embedding + position ──> x [B, T, D] ── layer ── .
     lm, mlm   [B, T, vocab]
     classify  [S, classes], one row a sequence (B of them unless packed), after pooling
     regress   [S]
+    tag       [B, T, classes], one row a token
+    span      [B, T, 2], the scores of a token as the first and as the last of an answer
     none      [B, T, D]
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +25,8 @@ from tokmix.core.mixer import NORM, Cost, State, check_options, create
 from tokmix.core.positions import PositionCode, count, within
 from tokmix.core.segments import Rows, Segments, check_segments
 
-HEADS = ("classify", "regress", "lm", "mlm", "none")
+HEADS = ("classify", "regress", "tag", "span", "lm", "mlm", "none")
+Watch = Callable[[Tensor], None]  # is shown x [B, T, D] after the embedding and after each layer
 POOLINGS = ("mean", "max", "first")
 POSITIONS = ("none", "learned", "sinusoidal")
 
@@ -33,7 +36,7 @@ class ModelConfig:
     """stack              the mixers, bottom first: 'hsm*3, attention(heads=8)'
     causal             whether a token may only see what came before; lm needs it
     max_len            the longest sequence; a bound for what owns length-sized weights, a hint for HSM's shifts
-    classes            outputs of head classify
+    classes            outputs of the heads classify and tag
     layout             pre, serialized, post, rezero, parallel (drawn in block.py)
     norm               layer or rms
     feed_forward       inner width; 'auto' = 2 dim; 0 or None = no feed-forward (token mixing only)
@@ -153,26 +156,35 @@ class Model(nn.Module):
         config = self.config
         if config.head == "none" or self._tied:
             return nn.Identity()
-        outputs = {"classify": config.classes, "regress": 1}.get(config.head, config.vocab)
+        outputs = {"classify": config.classes, "regress": 1, "tag": config.classes, "span": 2}.get(config.head, config.vocab)
         return nn.Linear(config.dim, outputs, bias=config.head != "lm")
 
     def forward(self, ids: Tensor, segments: Segments | None = None) -> Tensor:
-        return self._finish(self.hidden(ids, segments), segments)
+        return self.finish(self.hidden(ids, segments), None if segments is None else segments.to(ids.device))
 
-    def hidden(self, ids: Tensor, segments: Segments | None = None) -> Tensor:
-        """What the head reads: ids [B, T] -> [B, T, D]."""
+    def hidden(self, ids: Tensor, segments: Segments | None = None, watch: Watch | None = None) -> Tensor:
+        """What the head reads: ids [B, T], or vectors [B, T, D] in place of the embedding's rows -> [B, T, D]."""
         segments = self._checked(ids, segments)
         x = self._embed(ids, segments, within(segments, ids))
+        if watch is not None:
+            watch(x)
         for layer in self.layers:
             x = layer(x, segments)
+            if watch is not None:
+                watch(x)
         return self.norm(x)
 
     def _checked(self, ids: Tensor, segments: Segments | None) -> Segments | None:
-        if ids.dim() != 2 or ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
+        if ids.dim() == 3 and ids.dtype.is_floating_point:
+            if ids.shape[2] != self.config.dim or self.features is not None:
+                raise ValueError(
+                    f"vectors of shape {list(ids.shape)} should be [B, T, {self.config.dim}], for a model without ngrams and separator"
+                )
+        elif ids.dim() != 2 or ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
             raise ValueError(f"ids should be whole numbers of shape [B, T], not {ids.dtype} of shape {list(ids.shape)}")
         if segments is not None:
             check_segments(segments)
-        if segments is not None and segments.mask.shape != ids.shape:
+        if segments is not None and segments.mask.shape != ids.shape[:2]:
             raise ValueError(f"segments of shape {list(segments.mask.shape)} do not fit ids of shape {list(ids.shape)}")
         longest = ids.shape[1] if segments is None else segments.longest
         if self.limit is not None and longest > self.limit:
@@ -187,6 +199,9 @@ class Model(nn.Module):
         return min(own + limits, default=None)
 
     def _embed(self, ids: Tensor, segments: Segments | None, positions: Tensor) -> Tensor:
+        if ids.dim() == 3:  # vectors; NaN at padding stays out
+            x = ids if segments is None else Rows(segments.mask, segments.positions).zero(ids)
+            return x * self.embedding_scale + self.position_code(positions, x.dtype)
         ids = ids.long()  # numbers of fewer bits would give n-grams other hashes
         if segments is not None:  # whatever stands at padding need not be a known id
             ids = torch.where(segments.mask, ids, 0)
@@ -207,7 +222,8 @@ class Model(nn.Module):
                 raise
             raise ValueError(f"token id {int(wrong[0])} is not in the vocabulary of {known}") from None
 
-    def _finish(self, x: Tensor, segments: Segments | None) -> Tensor:
+    def finish(self, x: Tensor, segments: Segments | None = None) -> Tensor:
+        """What the head makes of normed x [B, T, D]."""
         head = self.config.head
         if head in ("classify", "regress"):
             logits = self.head(self.pool(x, segments))
@@ -241,6 +257,11 @@ class Model(nn.Module):
 
     def step(self, ids: Tensor, state: State, segments: Segments | None = None) -> tuple[Tensor, State]:
         """The next tokens of each row, ids [B, T] -> (logits [B, T, vocab], new state); padding leaves a row's as it was."""
+        x, state = self.advance(ids, state, segments)
+        return self.finish(x, segments), state
+
+    def advance(self, ids: Tensor, state: State, segments: Segments | None = None, *, watch: Watch | None = None) -> tuple[Tensor, State]:
+        """As `hidden`, for `step`."""
         if self.config.head not in ("lm", "none") or not self.config.causal:
             raise ValueError(
                 f"step needs a causal model with head 'lm' or 'none', not head={self.config.head!r}, causal={self.config.causal}"
@@ -252,11 +273,15 @@ class Model(nn.Module):
         steps = count(ids.shape[1], None, ids.device) if segments is None else segments.positions
         new = ids.shape[1] if segments is None else segments.mask.sum(1)
         x = self._embed(ids, segments, self._within(position[:, None] + steps, segments))
+        if watch is not None:
+            watch(x)
         after = []
         for layer, layer_state in zip(self.layers, state["layers"], strict=True):
             x, layer_state = layer.step(x, layer_state, segments)
             after.append(layer_state)
-        return self._finish(self.norm(x), segments), {"position": position + new, "layers": after}
+            if watch is not None:
+                watch(x)
+        return self.norm(x), {"position": position + new, "layers": after}
 
     def _within(self, positions: Tensor, segments: Segments | None) -> Tensor:
         """Positions that a learned code knows; a row that runs past them is an error, one of padding is not."""
@@ -273,6 +298,8 @@ class Model(nn.Module):
         total = sum((layer.cost(length) for layer in self.layers), Cost())
         if config.head in ("lm", "mlm"):
             total += Cost(2 * length * config.dim * config.vocab)
+        elif config.head in ("tag", "span"):
+            total += Cost(2 * length * config.dim * (config.classes if config.head == "tag" else 2))
         elif config.head in ("classify", "regress"):
             total += Cost(2 * config.dim * (config.classes if config.head == "classify" else 1), length * config.dim)
         norm = 0 if config.layout == "post" else NORM * length * config.dim

@@ -8,7 +8,7 @@ AutoModelForSequenceClassification.from_pretrained("folder")    # no trust_remot
 
 config.py     TokmixConfig: the fields of ModelConfig and a format version
 models.py     one class a head; base.py: what they share, and loading; inputs.py, loss.py: what goes in, what comes out
-cache.py      the cache of generate(): the mixers' own states
+cache.py      the cache of generate(): the mixers' own states; attentions.py: attention maps
 tokenizer.py  a `tokenizers` object as pipelines want it
 """
 
@@ -19,14 +19,16 @@ try:
 except ImportError as error:
     raise ImportError("tokmix.hf needs the package transformers: pip install 'tokmix[lab]'") from error
 
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto import modeling_auto
 
 from tokmix.hf.config import FORMAT_VERSION, TokmixConfig
 from tokmix.hf.models import (
     MODELS,
     TokmixForCausalLM,
     TokmixForMaskedLM,
+    TokmixForQuestionAnswering,
     TokmixForSequenceClassification,
+    TokmixForTokenClassification,
     TokmixModel,
     load_model,
 )
@@ -38,7 +40,9 @@ __all__ = [
     "TokmixConfig",
     "TokmixForCausalLM",
     "TokmixForMaskedLM",
+    "TokmixForQuestionAnswering",
     "TokmixForSequenceClassification",
+    "TokmixForTokenClassification",
     "TokmixModel",
     "load_model",
     "wrap_tokenizer",
@@ -49,6 +53,13 @@ transformers.AutoModel.register(TokmixConfig, TokmixModel, exist_ok=True)
 transformers.AutoModelForSequenceClassification.register(TokmixConfig, TokmixForSequenceClassification, exist_ok=True)
 transformers.AutoModelForCausalLM.register(TokmixConfig, TokmixForCausalLM, exist_ok=True)
 transformers.AutoModelForMaskedLM.register(TokmixConfig, TokmixForMaskedLM, exist_ok=True)
+transformers.AutoModelForTokenClassification.register(TokmixConfig, TokmixForTokenClassification, exist_ok=True)
+transformers.AutoModelForQuestionAnswering.register(TokmixConfig, TokmixForQuestionAnswering, exist_ok=True)
 transformers.AutoTokenizer.register(TokmixConfig, fast_tokenizer_class=transformers.PreTrainedTokenizerFast, exist_ok=True)
-# Trainer's label smoothing asks this list, and not the Auto classes, whether labels have to be shifted by one token.
-MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[TokmixConfig.model_type] = TokmixForCausalLM.__name__
+# Trainer's label smoothing and some pipelines look up class names in these lists, and not in the Auto classes.
+modeling_auto.MODEL_MAPPING_NAMES[TokmixConfig.model_type] = TokmixModel.__name__
+modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[TokmixConfig.model_type] = TokmixForCausalLM.__name__
+modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES[TokmixConfig.model_type] = TokmixForMaskedLM.__name__
+modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[TokmixConfig.model_type] = TokmixForSequenceClassification.__name__
+modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES[TokmixConfig.model_type] = TokmixForTokenClassification.__name__
+modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES[TokmixConfig.model_type] = TokmixForQuestionAnswering.__name__

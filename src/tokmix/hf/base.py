@@ -4,23 +4,50 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tokmix.core.block import LAYOUTS
+from tokmix.core.block import LAYOUTS, Layer
 from tokmix.core.model import Model
 from tokmix.core.segments import Segments
 from tokmix.hf import cache, inputs
+from tokmix.hf.attentions import recorded
 from tokmix.hf.config import TokmixConfig
 
 HEAD = "core.head."
 _WHERE = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+
+
+class WrongWeights(ValueError, RuntimeError):
+    """A folder that lacks weights or holds others: our ValueError, and the RuntimeError that scripts of Hugging Face expect."""
+
+
+def _checkpointed(layout: type[Layer]) -> type[Layer]:
+    """The layout as a layer whose activations Hugging Face can have computed again in the backward pass."""
+    made = type(layout.__name__, (GradientCheckpointingLayer, layout), {"__module__": __name__, "__doc__": layout.__doc__})
+    globals()[layout.__name__] = made  # where pickle looks for it
+    return made
+
+
+CHECKPOINTED = {layout: _checkpointed(layout) for layout in LAYOUTS.values()}
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What the core made of a batch, before its head."""
+
+    x: Tensor  # [B, T, D]
+    segments: Segments | None
+    past: Cache | None
+    hidden_states: tuple[Tensor, ...] | None
+    attentions: tuple[Tensor, ...] | None
 
 
 class TokmixPreTrainedModel(PreTrainedModel):
@@ -29,12 +56,14 @@ class TokmixPreTrainedModel(PreTrainedModel):
     base_model_prefix = "core"
     heads: ClassVar[tuple[str, ...]] = ("none",)
     accepts_loss_kwargs = True  # Trainer hands us num_items_in_batch
-    _is_stateful = True  # a state cannot be rolled back, which assisted generation would need
+    supports_gradient_checkpointing = True
     _no_split_modules = [layout.__name__ for layout in LAYOUTS.values()]
 
     def __init__(self, config: TokmixConfig):
         super().__init__(config.with_head(self.head_for(config)))
         self.core = Model(self.config.core())
+        for layer in self.core.layers:
+            layer.__class__ = CHECKPOINTED[type(layer)]
         if not self.core.embedding.weight.is_meta:
             for module in self.core.modules():  # the core has drawn its weights already; nothing is to be drawn again
                 module._is_hf_initialized = True  # type: ignore[assignment]
@@ -52,27 +81,55 @@ class TokmixPreTrainedModel(PreTrainedModel):
         elif module is self.core.head and isinstance(module, nn.Linear):
             module.reset_parameters()
 
-    def _run(
+    def _encode(
         self,
-        ids: Tensor,
+        input_ids: Tensor | None,
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
         segment_ids: Tensor | None,
         segments: Segments | None,
+        others: dict[str, Any],
         past: Cache | None = None,
         use_cache: bool | None = None,
-    ) -> tuple[Any, Segments | None, Cache | None]:
-        """-> (what the core gives, the segments used, the cache where one was given or asked for)"""
-        for name in ("output_hidden_states", "output_attentions"):
-            if getattr(self.config, name, False):
-                raise ValueError(f"this model gives no {name.removeprefix('output_')}: leave {name}=True out of its config")
-        if past is None and use_cache:
+    ) -> Encoded:
+        """others: what else the forward pass was given; an argument that it does not know is an error."""
+        given = self._given(input_ids, others.pop("inputs_embeds", None))
+        hidden = self._wants("output_hidden_states", others)
+        wants_maps = self._wants("output_attentions", others)
+        inputs.refuse(self.forward, others, ("inputs_embeds", "output_hidden_states", "output_attentions"))
+        like = given if given.dim() == 2 else given[..., 0]
+        if past is None and self._wants_cache(use_cache):
             past = DynamicCache(config=self.config)
-        if past is None:
-            segments = inputs.read_segments(ids, attention_mask, position_ids, segment_ids, segments)
-            return self.core(ids, segments), segments, None
-        segments = inputs.step_segments(ids, attention_mask, position_ids, segment_ids=segment_ids, segments=segments)
-        return cache.step(self.core, ids, segments, past), segments, past
+        shown: list[Tensor] | None = [] if hidden else None
+        watch = None if shown is None else shown.append
+        with recorded(self.core) if wants_maps else nullcontext() as maps:
+            if past is not None:
+                segments = inputs.step_segments(like, attention_mask, position_ids, segment_ids=segment_ids, segments=segments)
+                x = cache.step(self.core, given, segments, past, watch)
+            elif attention_mask is not None and torch.compiler.is_exporting():
+                x, segments = inputs.traced(self.core, given, attention_mask)
+            else:
+                segments = inputs.read_segments(like, attention_mask, position_ids, segment_ids, segments)
+                x = self.core.hidden(given, segments, watch)
+        if shown is not None:
+            shown[-1] = x  # as all models of Hugging Face: the last one is after the final norm
+        placed = None if maps is None else maps.placed(segments, attention_mask, like.shape[1])
+        return Encoded(x, segments, past, None if shown is None else tuple(shown), placed)
+
+    def _given(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        return input_ids if inputs_embeds is None else inputs_embeds  # type: ignore[return-value]
+
+    def _wants(self, name: str, others: dict[str, Any]) -> bool:
+        asked = others.pop(name, None)
+        return bool(getattr(self.config, name, False) if asked is None else asked)
+
+    def _wants_cache(self, use_cache: bool | None) -> bool:
+        """Without a word, the config decides; training, which goes on from nothing, has none."""
+        if use_cache is None:
+            return bool(self.config.use_cache) and self.config.causal and not self.training and self.config.head in ("lm", "none")
+        return use_cache
 
     def get_input_embeddings(self) -> nn.Module:
         return self.core.embedding
@@ -117,7 +174,7 @@ def _one_line(path: Any) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        if path is None or not os.path.isdir(path):
+        if path is None or not os.path.isdir(path) or torch.get_default_device().type == "meta":
             raise
         raise ValueError(f"model folder {str(path)!r} cannot be loaded: {' '.join(str(error).split())}") from error
 
@@ -134,4 +191,4 @@ def _check(path: Any, info: dict[str, Any], new_head: bool, new_shape: bool) -> 
         wrong = [names[name] for name in sorted(names) if not (free and name.startswith(HEAD))]
         if wrong:
             shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-            raise ValueError(f"model folder {str(path)!r} {what}: {shown}")
+            raise WrongWeights(f"model folder {str(path)!r} {what}: {shown}")

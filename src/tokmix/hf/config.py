@@ -11,21 +11,27 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from tokmix.core import stack
+from tokmix.core.mixer import options
 from tokmix.core.model import ModelConfig
 from tokmix.hf.cache import LAYER_TYPE
 
 FORMAT_VERSION = 2
 CORE = tuple(field.name for field in fields(ModelConfig))
-PROBLEMS: dict[str, Any] = {"classify": "single_label_classification", "regress": "regression"}
+PROBLEMS: dict[str, tuple[str, ...]] = {
+    "classify": ("single_label_classification", "multi_label_classification"),
+    "regress": ("regression",),
+}
 _LABELS = ("num_labels", "id2label", "label2id")
 
 
 @strict
 class TokmixConfig(PreTrainedConfig):
-    """The fields are those of ModelConfig, and mean the same, with two more defaults:
+    """The fields are those of ModelConfig, and mean the same, with more defaults:
 
-    head     none: the model class decides
-    classes  as many as id2label or num_labels say, else 2; a regression has 1 output
+    stack, dim, vocab, causal, max_len   a small language model
+    head       none: the model class decides
+    classes    as many as id2label or num_labels say, else 2; a regression has 1 output
+    use_cache  None: generate() alone makes a cache; True: so does every forward pass of a causal model in eval mode; False: none does
     """
 
     model_type = "tokmix"
@@ -36,15 +42,14 @@ class TokmixConfig(PreTrainedConfig):
         "tie_word_embeddings": "tie",
     }
     keys_to_ignore_at_inference = ["past_key_values"]
-    has_no_defaults_at_init = True
     # Only whole layers are sharded on their own: the embedding is also the output matrix of a tied model.
     base_model_fsdp_plan = {"layers.*": "free_full_weight"}
 
-    stack: str
-    dim: int
-    vocab: int
-    causal: bool
-    max_len: int
+    stack: str = "hypermixing*4"
+    dim: int = 256
+    vocab: int = 8192
+    causal: bool = True
+    max_len: int = 512
     head: str = "none"
     classes: int | None = None
     layout: str = "pre"
@@ -60,6 +65,7 @@ class TokmixConfig(PreTrainedConfig):
     ngrams: int = 1
     buckets: int = 32768
     separator: int | None = None
+    use_cache: bool | None = None
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self, **more: Any) -> None:
@@ -87,12 +93,13 @@ class TokmixConfig(PreTrainedConfig):
         """Have the core check all fields, and take them as it spells them; the head says what the problem is."""
         for name, value in asdict(self.core()).items():
             setattr(self, name, value)
-        expected = PROBLEMS.get(self.head)
-        if self.problem_type not in (None, expected) and (expected or self.problem_type not in PROBLEMS.values()):
-            known = ", ".join(f"{problem} with head {head!r}" for head, problem in PROBLEMS.items())
-            raise ValueError(f"problem_type={self.problem_type!r} does not fit head={self.head!r}; known: {known}")
-        if expected == "regression" or (expected and self.classes != 1):
-            self.problem_type = expected
+        fitting = PROBLEMS.get(self.head, ())
+        known = [problem for problems in PROBLEMS.values() for problem in problems]
+        if self.problem_type is not None and (self.problem_type not in fitting if fitting else self.problem_type not in known):
+            named = ", ".join(f"{problem} with head {head!r}" for head, problems in PROBLEMS.items() for problem in problems)
+            raise ValueError(f"problem_type={self.problem_type!r} does not fit head={self.head!r}; known: {named}")
+        if self.problem_type is None and (self.head == "regress" or (fitting and self.classes != 1)):
+            self.problem_type = fitting[0]  # type: ignore[assignment]
 
     def core(self) -> ModelConfig:
         """The same settings for tokmix.Model."""
@@ -108,7 +115,9 @@ class TokmixConfig(PreTrainedConfig):
         if head == self.head:
             return self
         changed = copy.deepcopy(self)
-        changed.head, changed.problem_type = head, None
+        changed.head = head
+        if changed.problem_type not in PROBLEMS.get(head, ()):
+            changed.problem_type = None
         if head == "regress":
             changed.classes = changed.num_labels = 1
         changed._settle()
@@ -126,6 +135,14 @@ class TokmixConfig(PreTrainedConfig):
     @property
     def num_hidden_layers(self) -> int:
         return len(stack.parse(self.stack))
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Of the first mixer that has heads; 1 where none has."""
+        for spec in stack.parse(self.stack):
+            if "heads" in (known := options(spec.name)):
+                return int(spec.options.get("heads", known["heads"].default))
+        return 1
 
     @property
     def layer_types(self) -> list[str]:

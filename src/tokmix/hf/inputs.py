@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tokmix.core.checks import nearest
+from tokmix.core.model import Model
 from tokmix.core.segments import Segments
 
 
@@ -56,6 +57,22 @@ def step_segments(ids: Tensor, attention_mask: Tensor | None, position_ids: Tens
     mask = attention_mask[:, -ids.shape[1] :]
     _check_one_sequence(position_ids, mask, ids)
     return _from_mask(mask, ids.device)
+
+
+def traced(core: Model, given: Tensor, attention_mask: Tensor) -> tuple[Tensor, Segments]:
+    """Model.hidden for torch.export, which cannot ask where sequences end: each row's real tokens move to its front and back."""
+    real = attention_mask != 0
+    order = real.long().argsort(dim=1, descending=True, stable=True)  # [B, T]
+    lengths = real.sum(1).clamp(min=1)
+    segments = Segments.padded(lengths, given.shape[1])
+    x = core.hidden(_moved(given, order), segments)
+    if core.config.head in ("classify", "regress"):  # these pool sequences, which may stay at the front
+        return x, segments
+    return torch.where(real[..., None], _moved(x, order.argsort(dim=1)), 0), segments
+
+
+def _moved(x: Tensor, order: Tensor) -> Tensor:
+    return x.gather(1, order if x.dim() == 2 else order[..., None].expand(-1, -1, x.shape[2]))
 
 
 def check_ends(attention_mask: Tensor | None) -> None:
@@ -109,9 +126,9 @@ def _positions(position_ids: Tensor, ids: Tensor) -> Tensor:
     return position_ids.cpu().long().expand(ids.shape)
 
 
-def refuse(forward: Callable[..., Any], others: dict[str, Any]) -> None:
+def refuse(forward: Callable[..., Any], others: dict[str, Any], more: tuple[str, ...] = ()) -> None:
     """Raise for an argument that a forward pass does not know, unless it asks for nothing."""
     for name, value in others.items():
         if value is not None and value is not False:
-            known = [key for key in inspect.signature(forward).parameters if key != "others"]
+            known = [key for key in inspect.signature(forward).parameters if key != "others"] + list(more)
             raise ValueError(f"this model takes no {name}; it takes: {', '.join(known)}{nearest(name, known)}")

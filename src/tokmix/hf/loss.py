@@ -32,6 +32,23 @@ def squared_error(scores: Tensor, targets: Tensor, total: Total = None) -> Tenso
     return _share(errors.square().sum(), count, total)
 
 
+def each_label(logits: Tensor, targets: Tensor, total: Total = None) -> Tensor:
+    """logits and targets [S, C]: of each class, whether it applies (binary cross-entropy)."""
+    logits = logits.to(at_least_float32(logits.dtype))
+    losses = F.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="sum")
+    count = torch.tensor(logits.numel(), device=logits.device)
+    if total is not None:  # Trainer counts every entry of the labels
+        total = torch.as_tensor(total, device=logits.device).maximum(count)
+    return _share(losses, count, total)
+
+
+def answer_span(starts: Tensor, ends: Tensor, start: Tensor, end: Tensor) -> Tensor:
+    """Scores [B, T] of the first and last token of an answer, and where it stands, [B]; a place behind the text does not count."""
+    targets = [place.to(starts.device).flatten() for place in (start, end)]
+    targets = [torch.where((place < 0) | (place >= starts.shape[1]), IGNORE, place) for place in targets]
+    return (cross_entropy(starts, targets[0]) + cross_entropy(ends, targets[1])) / 2
+
+
 def _share(loss: Tensor, count: Tensor, total: Total) -> Tensor:
     if total is None:
         return loss / count.clamp(min=1)
