@@ -78,6 +78,15 @@ def test_names_grow_until_they_differ(tmp_path: Path) -> None:
     assert [run.name for run in read.read([*made, made[0]]).runs] == ["a/run", "b/run"]
 
 
+@pytest.mark.parametrize(("bag", "words"), [(0.7, "ahead of"), (0.8, "level with"), (0.95, "behind")])
+def test_the_first_sentence_compares_the_best_run_with_the_simplest_model(tmp_path: Path, bag: float, words: str) -> None:
+    made = [folders.run(tmp_path / f"run-{score}", score=score, baseline={"accuracy": bag}) for score in (0.6, 0.8)]
+    text = write(made, tmp_path / "report.html").read_text()
+    sentence = f"reaches accuracy 0.8000 on valid, {words} the simplest model on the same rows, which reaches {bag:.4f}."
+    assert f"run-0.8 (the best of 2 runs, hypermixing*2) {sentence}" in text
+    assert text.index(sentence) < text.index("<table")
+
+
 def test_a_run_that_has_not_ended_shows_its_curve(tmp_path: Path) -> None:
     made = folders.run(tmp_path / "begun")
     (made / "model" / "training.json").unlink()

@@ -76,7 +76,12 @@ def _chart(charts: dict[str, Any], name: str, made: Any, label: str) -> str:
 
 def _runs(found: Found, charts: dict[str, Any], colours: series.Colours) -> str:
     ended = [run for run in found.runs if run.record is not None]
-    parts = [tables.results(found.runs), tables.costs(found.runs)]
+    parts = [
+        html.paragraph(tables.verdict(found.runs), "verdict"),
+        tables.results(found.runs),
+        tables.settings(found.runs),
+        tables.costs(found.runs),
+    ]
     alike: dict[tuple[str, str, bool], list[Run]] = {}
     for run in ended:
         name, value, higher = tables.result(run)

@@ -25,47 +25,72 @@ def result(run: Run) -> tuple[str, float | None, bool]:
     return name, number(figures.get(name)), sign > 0
 
 
+def verdict(runs: Sequence[Run]) -> str:
+    """The page's first sentence: the best run, and whether it beats the simplest thing on the same rows."""
+    known = [(run, *result(run)) for run in runs if run.record is not None]
+    scored = [(run, name, value, higher) for run, name, value, higher in known if value is not None]
+    if not scored:
+        return ""
+    _, name, _, higher = scored[0]
+    alike = [one for one in scored if one[1] == name]
+    run, _, value, _ = max(alike, key=lambda one: one[2] if higher else -one[2])
+    of = f"the best of {len(alike)} runs, " if len(alike) > 1 else ""
+    stack, split = part(run.record, "model").get("stack"), (run.record or {}).get("split")
+    opening = f"{run.name} ({of}{stack}) reaches {name} {figure(value)} on {split}"
+    simple = baseline(run)
+    if simple is None:
+        return f"{opening}."
+    better = value > simple if higher else value < simple
+    close = "ahead of" if better else "level with" if value == simple else "behind"
+    return f"{opening}, {close} the simplest model on the same rows, which reaches {figure(simple)}."
+
+
+def baseline(run: Run) -> float | None:
+    """The same figure of the bag of words or the n-gram model that was fitted on the same rows."""
+    return number(part(run.record, "baseline").get(result(run)[0]))
+
+
 def results(runs: Sequence[Run]) -> str:
     lines: list[list[Any]] = []
     for run in runs:
         if run.record is None:
-            lines.append([run.name, run.note, None, None, None, None, None])
+            lines.append([run.name, Cell(run.note), None, None])
             continue
         name, value, _ = result(run)
-        bag = number(part(run.record, "baseline").get("accuracy"))
-        shown = Cell(figure(value), value, strong=True) if value is not None else None
-        read = part(part(part(run.record, "data"), "splits"), "train").get("rows")
-        what = f"{name} on {run.record.get('split')}" if value is not None else "nothing to report on"
-        lines.append([run.name, part(run.record, "model").get("stack"), run.record.get("task"), read, what, shown, bag])
-    return html.table(["run", "stack", "task", "rows of train", "figure", "value", "bag of words"], lines)
+        simple = baseline(run)
+        shown = Cell(f"{name} {figure(value)}", value, strong=True) if value is not None else Cell("nothing to report on")
+        lines.append([run.name, shown, None if simple is None else Cell(figure(simple), simple), seconds(run.cost)])
+    return html.table(["run", "score", "baseline", "time"], lines)
+
+
+def settings(runs: Sequence[Run]) -> str:
+    """What was trained, on what."""
+    lines = []
+    for run in runs:
+        if run.record is not None:
+            read = part(part(part(run.record, "data"), "splits"), "train").get("rows")
+            of = part(run.record, "model").get("stack")
+            lines.append([run.name, of, run.record.get("task"), read, run.record.get("split"), run.cost.get("parameters")])
+    return html.table(["run", "stack", "task", "rows of train", "scored on", "parameters"], lines)
 
 
 def costs(runs: Sequence[Run]) -> str:
-    """Cost(R) = E x D x H and what was measured beside it."""
-    lines = []
+    """Cost(R) = E x D x H, and behind a click what was measured."""
+    lines, measured = [], []
     for run in runs:
         cost = run.cost
         if not cost:
             continue
         each, examples, trials = cost.get("flops_training"), cost.get("examples"), cost.get("trials", 1)
-        lines.append([
-            run.name, cost.get("parameters"), cost.get("flops_forward", cost.get("flops")), each, examples, trials,
-            product(each, examples, trials), cost.get("tokens"), seconds(cost), memory(cost), energy(cost),
-        ])  # fmt: skip
-    heads = [
-        "run",
-        "parameters",
-        "FLOPs forward",
-        "E: FLOPs training",
-        "D: examples",
-        "H: trials",
-        "Cost(R) = E·D·H",
-        "tokens",
-        "seconds",
-        "peak memory",
-        "energy",
-    ]
-    return html.table(heads, lines, "E is of one example, on average; a multiply-add is two FLOPs.")
+        lines.append([run.name, each, examples, trials, product(each, examples, trials)])
+        forward = cost.get("flops_forward", cost.get("flops"))
+        measured.append([run.name, forward, cost.get("tokens"), memory(cost), energy(cost)])
+    shown = html.table(
+        ["run", "E: FLOPs training", "D: examples", "H: trials", "Cost(R) = E·D·H"],
+        lines,
+        "E is of one example, on average; a multiply-add is two FLOPs.",
+    )
+    return shown + html.details("Memory and energy", html.table(["run", "FLOPs forward", "tokens", "peak memory", "energy"], measured))
 
 
 def seconds(cost: dict[str, Any]) -> Any:
