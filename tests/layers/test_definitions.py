@@ -308,3 +308,27 @@ def test_shared_vector() -> None:
     mixer, x = made("shared_vector", causal=False, norm="none"), tokens(6, 12)
     w1, w2 = mixer.w_in.repeat(6, 1), mixer.w_out.repeat(6, 1)
     close(mixer(x[None])[0], w2 @ gelu(w1.T @ x))
+
+
+def test_hypermlp_rotates_queries_before_it_gates_them() -> None:
+    """As the authors do. A gate is one number a channel, so it does not commute with the rotation of pairs of channels."""
+    from tokmix.core.positions import rotary
+
+    torch.manual_seed(0)
+    options = {"heads": 2, "conv": 0, "r1": False, "r2": False}
+    mixer = tokmix.create("hypermlp", 8, causal=True, max_len=6, rotary=True, qk=8, **options).double()  # type: ignore[arg-type]
+    x, at, split = tokens(1, 6, 8), torch.arange(6), lambda z: z.unflatten(-1, (2, -1)).transpose(1, 2)
+    q = rotary(split(mixer.q(x)), at) * split(mixer.left_gate(x).sigmoid())
+    scores = (q @ rotary(split(mixer.k(x)), at).mT).tril()
+    active = torch.relu(scores / scores.norm(dim=-1, keepdim=True))
+    o = (active @ split(mixer.v(x))).transpose(1, 2).flatten(2) * mixer.right_gate(x).sigmoid()
+    torch.testing.assert_close(mixer(x), mixer.out(o), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["hypermlp", "hyperglu", "attention", "relu_attention"])
+def test_short_convolutions_start_as_the_identity(name: str) -> None:
+    make = lambda **more: tokmix.create(name, 8, causal=True, max_len=6, conv=3, **more)
+    x = tokens(2, 6, 8).float()
+    assert torch.equal(make().conv_k(x), x) and torch.equal(make().conv_v(x), x)
+    old = make(conv_init="normal").conv_k.weight.detach()
+    assert 0.005 < float(old.std()) < 0.05 and float(old.abs().max()) < 0.2

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from tokmix.core import checks
 from tokmix.core.mixer import GELU, NORM, Cost, Mixer, State
+from tokmix.core.offload import is_watched, with_weights
 from tokmix.core.segments import Segments
 
 Branch = Callable[[Tensor], Tensor]
@@ -73,7 +74,8 @@ class Mixing:
         return self.mixer(h, self.segments)
 
     def onto(self, x: Tensor, norm: nn.Module) -> Tensor:
-        mixed = None if _watched(self.mixer) or _watched(norm) else self._onto(x, norm)
+        # A fused pass would call neither mixer nor norm.
+        mixed = None if is_watched(self.mixer) or is_watched(norm) else self._onto(x, norm)
         return x + self(norm(x)) if mixed is None else mixed
 
     def _onto(self, x: Tensor, norm: nn.Module) -> Tensor | None:
@@ -88,7 +90,7 @@ class Stepping(Mixing):
         self.state = state
 
     def __call__(self, h: Tensor) -> Tensor:
-        y, self.state = self.mixer.step(h, self.state, self.segments)
+        y, self.state = with_weights(self.mixer, lambda: self.mixer.step(h, self.state, self.segments))
         return y
 
     def _onto(self, x: Tensor, norm: nn.Module) -> Tensor | None:
@@ -97,11 +99,6 @@ class Stepping(Mixing):
             return None
         y, self.state = done
         return y
-
-
-def _watched(module: nn.Module) -> bool:
-    """Whether somebody waits for the module to be called: a fused pass would call neither mixer nor norm."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
 
 
 class Layer(nn.Module, ABC):
@@ -123,7 +120,7 @@ class Layer(nn.Module, ABC):
 
     def step(self, x: Tensor, state: State, segments: Segments | None = None) -> tuple[Tensor, State]:
         mix = Stepping(self.mixer, segments, state)
-        return self.wire(self.dropout(x), mix, self.feed_forward), mix.state
+        return with_weights(self, lambda: self.wire(self.dropout(x), mix, self.feed_forward)), mix.state
 
     def cost(self, length: int) -> Cost:
         norms = Cost(0, len(self.norm) * NORM * length * self.mixer.dim)

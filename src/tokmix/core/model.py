@@ -22,6 +22,7 @@ from tokmix.core import checks, stack
 from tokmix.core.block import LAYOUTS, NORMS, FeedForward, Layer, make_norm
 from tokmix.core.features import LONGEST, Features
 from tokmix.core.mixer import NORM, Cost, State, check_options, create
+from tokmix.core.offload import with_weights
 from tokmix.core.positions import PositionCode, count, within
 from tokmix.core.segments import Rows, Segments, check_segments
 
@@ -192,6 +193,11 @@ class Model(nn.Module):
         return None if segments is None else segments.to(ids.device)
 
     @property
+    def device(self) -> torch.device:
+        """Where it runs, also where its weights are offloaded."""
+        return with_weights(self.embedding, lambda: self.embedding.weight.device)
+
+    @property
     def limit(self) -> int | None:
         """The longest sequence it takes; None where nothing in it owns length-sized weights."""
         own = [self.config.max_len] if self.config.positions == "learned" else []
@@ -228,7 +234,9 @@ class Model(nn.Module):
         if head in ("classify", "regress"):
             logits = self.head(self.pool(x, segments))
             return logits.squeeze(-1) if head == "regress" else logits
-        return nn.functional.linear(x, self.embedding.weight) if self._tied else self.head(x)
+        if not self._tied:
+            return self.head(x)
+        return with_weights(self.embedding, lambda: nn.functional.linear(x, self.embedding.weight))
 
     def pool(self, x: Tensor, segments: Segments | None) -> Tensor:
         """x [B, T, D] -> [S, D], one vector a sequence; zeros for one without tokens."""
@@ -251,7 +259,7 @@ class Model(nn.Module):
 
     def init_state(self, batch: int) -> State:
         """The state before the first token, for `step`: of each layer, and each row's own position."""
-        like = self.embedding.weight
+        like = with_weights(self.embedding, lambda: self.embedding.weight[:0])
         position = torch.zeros(batch, dtype=torch.long, device=like.device)
         return {"position": position, "layers": [layer.mixer.init_state(batch, like) for layer in self.layers]}
 

@@ -117,7 +117,7 @@ def _tokens(
     """(row, id) for each new token, row by row within a step. A finished row is padding from then on."""
     if not prompts or max_new == 0:
         return
-    device = model.embedding.weight.device
+    device = model.device
     streams = [torch.Generator().manual_seed((seed * 1_000_003 + row) % 2**63) for row in range(len(prompts))]
     lengths = [len(prompt) for prompt in prompts]
     ids = torch.zeros(len(prompts), max(lengths), dtype=torch.long)

@@ -259,8 +259,9 @@ class Segments:
         self._grouped = self._grouped.to(device)
         self._single = None if self._single is None else self._grouped
 
-    def to(self, device: torch.device | str) -> Segments:
-        device = torch.device(device)
+    def to(self, device: torch.device | str | None) -> Segments:
+        """On another device. None changes nothing, as for a tensor."""
+        device = self.mask.device if device is None else torch.device(device)
         here = self.mask.device
         if here.type == device.type and (device.index is None or here.index == device.index):
             return self

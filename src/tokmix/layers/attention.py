@@ -14,6 +14,7 @@ from tokmix.core import positions
 from tokmix.core.mixer import SOFTMAX, Cost, register
 from tokmix.core.segments import Rows
 from tokmix.layers.keyvalue import KeyValueMixer, visible
+from tokmix.layers.shortconv import Init
 from tokmix.ops.hyper_mix import merge_heads
 
 
@@ -35,6 +36,7 @@ class Attention(KeyValueMixer):
     rotary       rotate queries and keys by their position
     window       see only so many tokens, itself included (both ways when bidirectional)
     conv         causal only: a short convolution of that many tokens before keys and values; 0 = off
+    conv_init    delta: the convolutions start as the identity; normal: with small random weights
     scale        of the scores (default: one over the root of the head's width)
     """
 
@@ -53,9 +55,10 @@ class Attention(KeyValueMixer):
         rotary: bool = False,
         window: int | None = None,
         conv: int = 0,
+        conv_init: Init = "delta",
         scale: float | None = None,
     ):
-        super().__init__(dim, causal=causal, max_len=max_len, layer=layer, heads=heads, bias=bias, rotary=rotary, window=window, conv=conv)
+        super().__init__(dim, causal, max_len, layer, heads=heads, bias=bias, rotary=rotary, window=window, conv=conv, conv_init=conv_init)
         self.scale = scale
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool) -> Tensor:

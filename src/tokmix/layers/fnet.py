@@ -25,12 +25,12 @@ SHORT, NARROW = 128, 1024  # up to here products are worth it: docs/fnet.md has 
 
 
 def _angles(rows: int, columns: int, lengths: Tensor | int, like: Tensor) -> Tensor:
-    """2π jk/n for j < rows, k < columns, n in lengths; jk is brought within half a turn in whole numbers, so that no
-    precision is lost."""
-    j, k = (torch.arange(size, device=like.device) for size in (rows, columns))
-    half = lengths // 2
-    turns = (j[:, None] * k + half) % lengths - half
-    return turns.to(like.dtype) * (2 * torch.pi) / lengths
+    """2π jk/n for j < rows, k < columns, n in lengths. jk is first reduced to within half a turn, exactly: float32 holds all whole
+    numbers below 2**24. In integers torch 2.13's Inductor miscompiles `(j * k + n // 2) % n` on a CPU."""
+    j, k = (torch.arange(size, device=like.device, dtype=like.dtype) for size in (rows, columns))
+    product = j[:, None] * k
+    turns = product - lengths * torch.floor(product / lengths + 0.5)
+    return turns * (2 * torch.pi) / lengths
 
 
 def fourier_by_products(x: Tensor, lengths: Tensor | None) -> Tensor:

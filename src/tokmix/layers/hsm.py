@@ -49,6 +49,22 @@ def shift_of(schedule: Schedule | tuple[int, ...], place: int, max_len: int) -> 
     return 2 ** (rung if schedule == "ascending" else count - 1 - rung)
 
 
+class SourceWeights(nn.Module):
+    """One weight for x and one for each of its partners."""
+
+    def __init__(self, weights: list[Tensor]):
+        super().__init__()
+        self.names = [str(index) for index in range(len(weights))]
+        for name, weight in zip(self.names, weights, strict=True):
+            self.register_parameter(name, nn.Parameter(weight))
+
+    def forward(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self.names]
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self()[index]
+
+
 @register("hsm")
 class HSM(RowMixer):
     """variant   ab: scalars a, b; vector: one pair per channel; matrix; gate; gate2; fusion (see docs/hsm.md)
@@ -84,9 +100,6 @@ class HSM(RowMixer):
         self.variant, self.heads = variant, heads
         self.shifts = tuple(shift or shift_of(schedule, layer + head, max_len) for head in range(heads))
         self.sources = 2 if causal else 3  # x and its partners
-        self.shift_table: Tensor | None
-        table = torch.tensor(self.shifts, dtype=torch.int32) if len(set(self.shifts)) > 1 else None
-        self.register_buffer("shift_table", table, persistent=False)  # for kernels
         self._make(dim // heads, dim if hidden is None else hidden)
 
     def _make(self, e: int, hidden: int) -> None:
@@ -95,9 +108,9 @@ class HSM(RowMixer):
         self.inner = hidden // H
         if self.variant in ("ab", "vector"):
             width = 1 if self.variant == "ab" else e
-            self.weights = nn.ParameterList(nn.Parameter(torch.full((H, width), 1 / n)) for _ in range(n))
+            self.weights = SourceWeights([torch.full((H, width), 1 / n) for _ in range(n)])
         elif self.variant == "matrix":
-            self.weights = nn.ParameterList(nn.Parameter(_uniform(H, e, e, fan_in=n * e)) for _ in range(n))
+            self.weights = SourceWeights([_uniform(H, e, e, fan_in=n * e) for _ in range(n)])
         elif self.variant == "fusion":
             self.weight = nn.Parameter(_uniform(H, n * e, self.inner, fan_in=n * e))
             self.outer = nn.Parameter(_uniform(H, self.inner, e, fan_in=self.inner))
@@ -110,23 +123,26 @@ class HSM(RowMixer):
         """The variants whose kernels read a batch as it stands: moving it would cost more than mixing it."""
         if self.variant not in ("ab", "vector", "gate", "matrix") or (segments is not None and segments.places is None):
             return None
-        places, table = None if segments is None else segments.places, self.shift_table
+        places = None if segments is None else segments.places
         if self.variant == "gate":
             both_ways = not self.causal
-            return shift_mix.gate_shift_mix(x, self.weight, self.bias, self.shifts, both_ways=both_ways, table=table, places=places)
+            return shift_mix.gate_shift_mix(x, self.weight, self.bias, self.shifts, both_ways=both_ways, places=places)
         mixed = shift_mix.matrix_shift_mix if self.variant == "matrix" else shift_mix.shift_mix
-        return mixed(x, list(self.weights), self.shifts, table=table, places=places)
+        return mixed(x, self.weights(), self.shifts, places=places)
 
     def add_normed(self, x: Tensor, norm: nn.Module, segments: Segments | None = None) -> Tensor | None:
         """In one kernel, where there is one."""
         fusable = self._fusable(norm)
-        if fusable is None or not shift_mix.has_norm_kernel(x, list(self.weights), fusable[0]):
+        if fusable is None:
+            return None
+        weights = self.weights()
+        if not shift_mix.has_norm_kernel(x, weights, fusable[0]):
             return None
         segments = self._checked(x, segments)
         if segments is not None and segments.places is None:
             return None
         places = None if segments is None else segments.places
-        return shift_mix.norm_shift_mix(x, list(self.weights), *fusable, self.shifts, table=self.shift_table, places=places)
+        return shift_mix.norm_shift_mix(x, weights, *fusable, self.shifts, places=places)
 
     def _fusable(self, norm: nn.Module) -> tuple[Tensor, Tensor, float] | None:
         """A LayerNorm's gain, bias and eps, if this variant can be mixed in one pass with it."""
@@ -143,9 +159,9 @@ class HSM(RowMixer):
 
     def _fuse(self, x: Tensor, others: list[Tensor]) -> Tensor:
         if self.variant in ("ab", "vector"):
-            return shift_mix.weighted(x, others, list(self.weights))
+            return shift_mix.weighted(x, others, self.weights())
         if self.variant == "matrix":
-            return shift_mix.matrix(x, others, list(self.weights))
+            return shift_mix.matrix(x, others, self.weights())
         if self.variant == "fusion":
             return shift_mix.fused(x, others, self.weight, self.outer)
         return shift_mix.gated(x, others, self.weight, self.bias, both=self.variant == "gate2")
@@ -173,7 +189,7 @@ class HSM(RowMixer):
 
     def step_normed(self, x: Tensor, norm: nn.Module, state: State, segments: Segments | None = None) -> tuple[Tensor, State] | None:
         fusable = self._fusable(norm)
-        if fusable is None or self.heads > 1 or not shift_mix.has_norm_kernel(x, list(self.weights), fusable[0]):
+        if fusable is None or self.heads > 1 or not shift_mix.has_norm_kernel(x, self.weights(), fusable[0]):
             return None
         return self._one_token(x, state, segments, fusable)
 
@@ -204,7 +220,7 @@ class HSM(RowMixer):
         gates = shift_mix.per_head(given, self.weight) if self.variant == "gate" else None
         mixed = []
         for h, ring in enumerate(rings):
-            weights = [weight[h : h + 1] for weight in self.weights] if self.variant in ("ab", "vector") else None
+            weights = [weight[h : h + 1] for weight in self.weights()] if self.variant in ("ab", "vector") else None
             gate = None if gates is None else (gates[:, :, h], self.bias[h])
             last = h == self.heads - 1
             mixed.append(shift_mix.step(given[:, :, h], ring, position, new=new, weights=weights, gate=gate, norm=norm, advance=last))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tokmix.core import checks, positions
 from tokmix.core.mixer import GELU, NORM, SIGMOID, Cost, State, register
+from tokmix.core.offload import is_watched
 from tokmix.core.rowmixer import RowMixer
 from tokmix.core.segments import Rows, Segments
 from tokmix.layers import memory
@@ -32,7 +33,8 @@ class HyperNetwork(nn.Module):
         self.inner_bias = nn.Parameter(torch.zeros(heads, i)) if bias else None
         self.outer_bias = nn.Parameter(torch.zeros(heads, k)) if bias else None
 
-    def weights(self) -> hyper_mix.Net:
+    def forward(self) -> hyper_mix.Net:
+        """Its weights, for an op that runs the network."""
         return hyper_mix.Net(self.inner, self.inner_bias, self.outer, self.outer_bias)
 
 
@@ -121,7 +123,9 @@ class HyperMixing(RowMixer):
         longest = x.shape[1] if segments is None else segments.longest
         if self.causal or (segments is not None and segments.chunks is None):
             return None
-        if not hyper_mix.has_kernel(x, self.net_in.weights(), longest):
+        if self.output_norm is not None and is_watched(self.output_norm):  # its bias would fill the padding
+            return None
+        if not hyper_mix.has_kernel(x, self.net_in(), longest):
             return None
         at = positions.within(segments, x)
         return self._self_mixing(x, at, None if segments is None else segments.cu_seqlens.diff(), segments)
@@ -133,14 +137,14 @@ class HyperMixing(RowMixer):
 
     def _self_mixing(self, x: Tensor, at: Tensor, counts: Tensor | None, segments: Segments | None = None) -> Tensor:
         """at: positions; counts: tokens of each sequence, all of a row where None; segments: where sequences stand in x."""
-        norm = None
+        norm, after = None, self.output_norm
         scale, readout = self.scales(x, counts)
-        if self.output_norm is not None:
-            norm = hyper_mix.Norm(self.output_norm.weight, self.output_norm.bias, self.output_norm.eps)
-        return hyper_mix.mix(
+        if after is not None and not is_watched(after):
+            norm, after = hyper_mix.Norm(after.weight, after.bias, after.eps), None
+        y = hyper_mix.mix(
             x,
-            self.net_in.weights(),
-            None if self.net_out is None else self.net_out.weights(),
+            self.net_in(),
+            None if self.net_out is None else self.net_out(),
             tokens=None if self.code.kind == "none" else x + self.code(at, x.dtype),
             scale=scale,
             readout=readout,
@@ -149,6 +153,7 @@ class HyperMixing(RowMixer):
             longest=None if segments is None else segments.longest,
             real=None if segments is None else segments.mask,
         )
+        return y if after is None else after(y)
 
     def scales(self, x: Tensor, counts: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """What the hidden state and the readout of each sequence are multiplied by, [S] or [1]; counts: its tokens."""
@@ -162,8 +167,8 @@ class HyperMixing(RowMixer):
     def cross(self, x: Tensor, rows: Rows | None, keys: Tensor, values: Tensor, key_rows: Rows | None) -> Tensor:
         self._check_length(max(x.shape[1], keys.shape[1]))
         queries, keys = (t + self.code(positions.count(t.shape[1], None, t.device), t.dtype) for t in (x, keys))
-        net_in = self.net_in.weights()
-        net_out = net_in if self.net_out is None else self.net_out.weights()
+        net_in = self.net_in()
+        net_out = net_in if self.net_out is None else self.net_out()
         scale = None if self.norm != "length" else self._length_scale(values, key_rows)
         y = hyper_mix.hyper_mix(queries, keys, values, net_in, net_out, scale)
         return self._normed(y, None if scale is None else scale[:, 0], own=False)
@@ -218,10 +223,10 @@ class HyperMixing(RowMixer):
         if self.limit is not None:  # padding may stand behind the last position that the code knows
             at = at.clamp(max=self.limit - 1)
         coded = tokens + self.code(at, x.dtype)
-        net_in = self.net_in.weights()
+        net_in = self.net_in()
         coded_heads = hyper_mix.split_heads(coded, self.heads)
         w_in = hyper_mix.generate(coded_heads, net_in)
-        w_out = w_in if self.net_out is None else hyper_mix.generate(coded_heads, self.net_out.weights())
+        w_out = w_in if self.net_out is None else hyper_mix.generate(coded_heads, self.net_out())
         values, real = hyper_mix.split_heads(tokens, self.heads), None if rows is None else rows.mask
         given = (w_in, w_out, values, self._log_decay(tokens), real, self.power)
         carry: causal_hyper_mix.Carry | causal_hyper_mix.Border

@@ -16,7 +16,7 @@ from tokmix.core.mixer import SIGMOID, Cost, State, register
 from tokmix.core.rowmixer import RowMixer
 from tokmix.core.segments import Rows
 from tokmix.layers import memory
-from tokmix.layers.shortconv import ShortConv
+from tokmix.layers.shortconv import Init, ShortConv
 from tokmix.ops.hyper_mix import merge_heads, split_heads
 from tokmix.ops.hyper_mlp import Bank, hyper_mlp, matmul_flops
 
@@ -42,6 +42,7 @@ class HyperMLP(RowMixer):
     rank    of the sequence mixers
     qk      total width of queries and keys (default: dim / 4); vo: of values (default: dim)
     conv    taps of the convolutions that feed keys and values; 0 = none
+    conv_init  delta: the convolutions start as the identity; normal: with small random weights
     gates   the token's own gates on the queries and on the output
     r1, r2  mix over the sequence before, and after, the activation
     lag     index that mixing by lag, not by absolute position
@@ -64,6 +65,7 @@ class HyperMLP(RowMixer):
         qk: int | None = None,
         vo: int | None = None,
         conv: int = 4,
+        conv_init: Init = "delta",
         gates: bool = True,
         r1: bool = True,
         r2: bool = True,
@@ -84,7 +86,7 @@ class HyperMLP(RowMixer):
         self.q, self.k = (nn.Linear(dim, self.qk, bias=False) for _ in range(2))
         self.v, self.out = nn.Linear(dim, self.vo, bias=False), nn.Linear(self.vo, dim, bias=False)
         if conv:
-            self.conv_k, self.conv_v = ShortConv(dim, conv), ShortConv(dim, conv)
+            self.conv_k, self.conv_v = (ShortConv(dim, conv, conv_init) for _ in range(2))
         if gates:
             self.left_gate, self.right_gate = nn.Linear(dim, self.qk), nn.Linear(dim, self.vo)
         self.r1 = SequenceMixer(dim, self.score_heads, max_len, rank) if r1 else None
@@ -109,12 +111,11 @@ class HyperMLP(RowMixer):
 
     def _read(self, x: Tensor, at: Tensor, k: Tensor, v: Tensor, whole: bool = False) -> Tensor:
         """whole: queries and keys are the same tokens, a sequence from its start."""
-        q = self.q(x)
-        if self.gates:
-            q = q * self.left_gate(x).sigmoid()
-        q = split_heads(q, self.score_heads)
-        if self.rotary:
+        q = split_heads(self.q(x), self.score_heads)
+        if self.rotary:  # before the gate, as the authors do
             q = positions.rotary(q, at)
+        if self.gates:
+            q = q * split_heads(self.left_gate(x).sigmoid(), self.score_heads)
         first = None if self.r1 is None else self.r1(x)
         second = None if self.r2 is None else self.r2(x)
         limit = k.shape[1] if self.limit is None else self.limit

@@ -12,7 +12,7 @@ from tokmix.core.mixer import Cost, State
 from tokmix.core.rowmixer import RowMixer
 from tokmix.core.segments import Rows
 from tokmix.layers import memory
-from tokmix.layers.shortconv import ShortConv
+from tokmix.layers.shortconv import Init, ShortConv
 from tokmix.ops.hyper_mix import merge_heads, split_heads
 
 
@@ -38,8 +38,9 @@ class KeyValueMixer(RowMixer):
     """A subclass writes `read` (and `cost`). window: how many tokens back one sees, itself included."""
 
     def __init__(
-        self, dim: int, *, causal: bool, max_len: int, layer: int, heads: int, bias: bool, rotary: bool, window: int | None, conv: int
-    ):
+        self, dim: int, causal: bool, max_len: int, layer: int, *,
+        heads: int, bias: bool, rotary: bool, window: int | None, conv: int, conv_init: Init,
+    ):  # fmt: skip
         super().__init__(dim, causal=causal, max_len=max_len, layer=layer)
         checks.divides("heads", heads, "dim", dim)
         if window is not None:
@@ -50,7 +51,7 @@ class KeyValueMixer(RowMixer):
         self.heads, self.rotary, self.window, self.conv = heads, rotary, window, conv
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=bias) for _ in range(4))
         if conv:
-            self.conv_k, self.conv_v = ShortConv(dim, conv), ShortConv(dim, conv)
+            self.conv_k, self.conv_v = (ShortConv(dim, conv, conv_init) for _ in range(2))
 
     @abstractmethod
     def read(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool) -> Tensor:

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from tokmix.core.mixer import Cost, register
 from tokmix.layers.keyvalue import KeyValueMixer
+from tokmix.layers.shortconv import Init
 from tokmix.ops.hyper_mlp import relu_of_normalised
 
 
 @register("relu_attention")
 class ReluAttention(KeyValueMixer):
-    """heads, bias, rotary, window, conv: as in `attention`. The norm makes a scale of the scores pointless."""
+    """heads, bias, rotary, window, conv, conv_init: as in `attention`. The norm makes a scale of the scores pointless."""
 
     modes = frozenset({"bidirectional", "causal", "padded", "packed", "step"})
     order = "T^2"
@@ -29,8 +30,9 @@ class ReluAttention(KeyValueMixer):
         rotary: bool = False,
         window: int | None = None,
         conv: int = 0,
+        conv_init: Init = "delta",
     ):
-        super().__init__(dim, causal=causal, max_len=max_len, layer=layer, heads=heads, bias=bias, rotary=rotary, window=window, conv=conv)
+        super().__init__(dim, causal, max_len, layer, heads=heads, bias=bias, rotary=rotary, window=window, conv=conv, conv_init=conv_init)
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool) -> Tensor:
         dtype = v.dtype

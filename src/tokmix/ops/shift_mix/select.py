@@ -1,28 +1,28 @@
 """Shift mixing on x [B, T, D] as it stands, padded or packed: a kernel where there is one, plain torch elsewhere.
 
 shifts   of each of the H heads
-table    the same as int32 [H] on x's device; made on the fly where heads differ and none is given, which stalls
 places   where sequences end, see `tokmix.core.token_offsets`; None = every row is one whole sequence
 """
 
 from __future__ import annotations
+
+import functools
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tokmix.ops.dispatch import autocast_dtype, use_triton
+from tokmix.ops.fast_call import unwatched
 from tokmix.ops.shift_mix import inplace, matrix_op, op, reference, step_op
 
 WIDEST = 8192  # channels one program can hold
 
 
-def shift_mix(
-    x: Tensor, weights: list[Tensor], shifts: tuple[int, ...], *, table: Tensor | None = None, places: Tensor | None = None
-) -> Tensor:
+def shift_mix(x: Tensor, weights: list[Tensor], shifts: tuple[int, ...], *, places: Tensor | None = None) -> Tensor:
     """a ⊙ x_t + b ⊙ x_{t-s} (+ c ⊙ x_{t+s}), zero at padding. Two or three weights, [H, e] or [H, 1] each."""
     if use_triton(x, _result(x, weights), fits=x.numel() > 0):
-        return op.run(x, weights, shifts[0], _table(x, shifts, table), places)
+        return op.run(x, weights, shifts[0], _table(x, shifts), places)
     if inplace.fits(x, weights, shifts, places):
         return inplace.shift_mix(x.unflatten(-1, (len(shifts), -1)), weights, shifts[0]).flatten(2)
     heads = _real(x, places).unflatten(-1, (len(shifts), -1))  # [B, T, H, e]
@@ -38,14 +38,13 @@ def norm_shift_mix(
     eps: float,
     shifts: tuple[int, ...],
     *,
-    table: Tensor | None = None,
     places: Tensor | None = None,
 ) -> Tensor:
     """x + shift_mix(LayerNorm(x)); at padding x itself."""
     if _fits_norm(x, weights):
-        return op.run_norm(x, weights, gain, bias, eps, shifts[0], _table(x, shifts, table), places)
+        return op.run_norm(x, weights, gain, bias, eps, shifts[0], _table(x, shifts), places)
     normed = F.layer_norm(x, x.shape[-1:], gain, bias, eps)
-    return x + shift_mix(normed, weights, shifts, table=table, places=places)
+    return x + shift_mix(normed, weights, shifts, places=places)
 
 
 def has_norm_kernel(x: Tensor, weights: list[Tensor], gain: Tensor) -> bool:
@@ -59,14 +58,12 @@ def _fits_norm(x: Tensor, weights: list[Tensor]) -> bool:
     return use_triton(x, _result(x, weights), fits=x.numel() > 0 and x.shape[2] <= WIDEST)
 
 
-def matrix_shift_mix(
-    x: Tensor, weights: list[Tensor], shifts: tuple[int, ...], *, table: Tensor | None = None, places: Tensor | None = None
-) -> Tensor:
+def matrix_shift_mix(x: Tensor, weights: list[Tensor], shifts: tuple[int, ...], *, places: Tensor | None = None) -> Tensor:
     """A x_t + B x_{t-s} (+ C x_{t+s}), zero at padding. Two or three weights, [H, e, e] each."""
     x = _real(x, places)  # a NaN at padding would otherwise reach the weights' gradients
     dtype = autocast_dtype(x) or _result(x, weights)
     if use_triton(x, dtype, fits=x.numel() > 0):
-        return matrix_op.run(x.to(dtype), [weight.to(dtype) for weight in weights], shifts[0], _table(x, shifts, table), places)
+        return matrix_op.run(x.to(dtype), [weight.to(dtype) for weight in weights], shifts[0], _table(x, shifts), places)
     heads = x.unflatten(-1, (len(shifts), -1))
     return _real(reference.matrix(heads, _others(heads, shifts, places, len(weights) == 3), weights).flatten(2), places)
 
@@ -78,7 +75,6 @@ def gate_shift_mix(
     shifts: tuple[int, ...],
     *,
     both_ways: bool = False,
-    table: Tensor | None = None,
     places: Tensor | None = None,
 ) -> Tensor:
     """z + g ⊙ (x - z) with g = sigmoid(W x + c), z = x_{t-s} or, both ways, its mean with x_{t+s}; zero at padding.
@@ -86,7 +82,7 @@ def gate_shift_mix(
     x = _real(x, places)  # a NaN at padding would otherwise reach dW
     dtype = autocast_dtype(x) or _result(x, [weight])
     if use_triton(x, dtype, fits=x.numel() > 0):
-        return op.run_gate(x.to(dtype), weight.to(dtype), bias, both_ways, shifts[0], _table(x, shifts, table), places)[0]
+        return op.run_gate(x.to(dtype), weight.to(dtype), bias, both_ways, shifts[0], _table(x, shifts), places)[0]
     heads = x.unflatten(-1, (len(shifts), -1))
     y = reference.gated(heads, _others(heads, shifts, places, both_ways), weight, bias, both=False).flatten(2)
     return _real(y, places)
@@ -136,10 +132,23 @@ def _result(x: Tensor, weights: list[Tensor]) -> torch.dtype:
     return torch.promote_types(x.dtype, weights[0].dtype)
 
 
-def _table(x: Tensor, shifts: tuple[int, ...], table: Tensor | None) -> Tensor | None:
+def _table(x: Tensor, shifts: tuple[int, ...]) -> Tensor | None:
+    """The shifts as int32 [H] on x's device, None where all are the same."""
     if len(set(shifts)) == 1:
         return None
-    return torch.tensor(shifts, dtype=torch.int32, device=x.device) if table is None else table
+    lasting = unwatched((x,)) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return (_cached_table if lasting else _new_table)(shifts, x.device)
+
+
+def _new_table(shifts: tuple[int, ...], device: torch.device) -> Tensor:
+    # Written by the device itself: a copy from the host would wait for it, and cannot be part of a CUDA graph.
+    return torch.cat([torch.full((1,), shift, dtype=torch.int32, device=device) for shift in shifts])
+
+
+@functools.lru_cache(maxsize=256)
+def _cached_table(shifts: tuple[int, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # a later training step may save it for its backward pass
+        return _new_table(shifts, device)
 
 
 def _real(x: Tensor, places: Tensor | None) -> Tensor:
