@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from tokmix.cli.commands import COMMANDS
-from tokmix.core.checks import nearest
+from tokmix.core.checks import nearest, printable
 
 
 def main(arguments: list[str] | None = None) -> int:
     """0 = done, 1 = something given does not work (one line says what), 2 = the command line cannot be read."""
-    given = sys.argv[1:] if arguments is None else arguments
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given[: given.index("--") if "--" in given else None]
+    if debug:
+        given.remove("--debug")
     parser = _parser(given)
     options, unknown = parser.parse_known_args(given)
     if unknown:
@@ -27,12 +30,22 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read it, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
         return 0
-    except (ValueError, OSError, ImportError) as error:
-        print(f"tokmix {options.command}: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt as error:
         print(f"tokmix {options.command}: {str(error) or 'interrupted'}", file=sys.stderr)
         return 130
+    except Exception as error:
+        if debug:
+            raise
+        print(printable(f"tokmix {options.command}: {_one_line(error)}"), file=sys.stderr)
+        return 1
+
+
+def _one_line(error: Exception) -> str:
+    """What was given and does not work says so itself; of anything else the kind is named, and how to see more."""
+    told = " ".join(str(error).split())
+    if isinstance(error, (ValueError, OSError, ImportError)) and told:
+        return str(error)
+    return f"{type(error).__name__}{': ' * bool(told)}{told[:500]} (unexpected: the same command with --debug shows where)"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -54,6 +67,7 @@ def options_of(parser: argparse.ArgumentParser) -> list[str]:
 
 def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser = _Parser(prog="tokmix", description="Token mixing at low cost: a library and a lab.", allow_abbrev=False)
+    parser.add_argument("--debug", action="store_true", help="for any command: show where an error came from")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         command = importlib.import_module(f"tokmix.cli.commands.{name}")

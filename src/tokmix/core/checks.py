@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterable
 from pathlib import Path
+
+# Control characters, escape sequences among them, and those that turn the direction of writing.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def nearest(given: object, known: Iterable[str]) -> str:
@@ -46,6 +50,11 @@ def is_there(path: str | Path) -> bool:
         return Path(path).exists()
     except OSError:
         return False
+
+
+def printable(text: str) -> str:
+    """With control characters spelled out, but for line ends and tabs: a label or a text must not steer the terminal it is shown on."""
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def check_text(text: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokmix.core.checks import nearest
+from tokmix.core.checks import nearest, printable
 from tokmix.runs.files import Damaged, check_seal, read_json, seal, sha256_file, write_json
 from tokmix.runs.records import check_format, from_json
 
@@ -110,7 +110,7 @@ class Card:
                 + ", ".join(f"{label} {counts.get(label, 0):,}" for label in self.labels[:12])
                 + (", ..." if len(self.labels) > 12 else "")
             )
-        return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
+        return printable("\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)]))
 
 
 def length_facts(counts: Counter[int]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tokmix.core.checks import printable
 from tokmix.data.batches.mask import Masking
 from tokmix.data.batches.rows import Batches, RowBatches
 from tokmix.data.batches.windows import WindowBatches
@@ -72,7 +73,7 @@ def table(task: str, found: dict[str, Any]) -> str:
     if "confusion" in found:
         shown = confusion_lines if len(found["labels"]) <= MOST_SHOWN else mistake_lines
         lines += shown(found["labels"], found["confusion"])
-    return "\n".join([*lines, f"{name} {found[name]:.4f}"])
+    return printable("\n".join([*lines, f"{name} {found[name]:.4f}"]))
 
 
 def confusion_lines(labels: list[str], counts: list[list[int]]) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tokmix.core import sampling
-from tokmix.core.checks import check_text
+from tokmix.core.checks import check_text, printable
 from tokmix.training import model_folder
 from tokmix.training.imports import import_files
 from tokmix.training.model_folder import Trained
@@ -76,10 +76,11 @@ def run(
     if room is not None and room < max_new:
         print(f"this model takes {trained.model.limit} tokens: it can give {room} after this prompt, not {max_new}", file=sys.stderr)
     pieces = []
+    shown = printable if out.isatty() else str  # a file gets the text as it is
     for i, piece in enumerate(chain(stream(trained, prompt, max_new, temperature, top_k, top_p, seed), [""])):
         if i == 0:  # nothing is printed before what was given has been checked
-            out.write(prompt)
-        out.write(piece)
+            out.write(shown(prompt))
+        out.write(shown(piece))
         out.flush()
         pieces.append(piece)
     out.write("\n")

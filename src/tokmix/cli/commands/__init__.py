@@ -7,5 +7,5 @@ from __future__ import annotations
 
 COMMANDS = (
     "prepare", "train", "eval", "predict", "generate", "tune", "compare", "explain", "report", "play",
-    "list", "show", "cost", "demo", "bench", "papers",
+    "list", "show", "cost", "verify", "demo", "bench", "papers",
 )  # fmt: skip

@@ -9,6 +9,8 @@ the sums of its examples, which is what a bootstrap over examples needs.
 from __future__ import annotations
 
 import math
+import zipfile
+import zlib
 from pathlib import Path
 
 import torch
@@ -18,7 +20,7 @@ from tokmix.core.model import Model
 from tokmix.core.optional import np
 from tokmix.data.batches.mask import IGNORE
 from tokmix.data.batches.rows import Batch
-from tokmix.runs.files import replacing
+from tokmix.runs.files import Damaged, replacing
 from tokmix.training.distributed import World
 from tokmix.training.task import TrainingTask
 
@@ -86,5 +88,8 @@ def save(folder: Path, sums: np.ndarray) -> None:
 
 
 def load(folder: Path) -> np.ndarray:
-    with np.load(folder / FILE, allow_pickle=False) as found:
-        return found["sums"]
+    try:
+        with open(folder / FILE, "rb") as file, np.load(file, allow_pickle=False) as found:
+            return found["sums"]
+    except (ValueError, OSError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        raise Damaged(f"{folder / FILE} is damaged: {error}") from None

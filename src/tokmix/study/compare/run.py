@@ -11,7 +11,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tokmix.data.tokens import TokenFiles, is_prepared
 from tokmix.runs import pool
 from tokmix.runs.files import check_free, finite, read_json, write_json, write_text
 from tokmix.runs.machine import machine, versions
-from tokmix.study.compare import draw, outcomes, plan, summary, text, worker
+from tokmix.study.compare import draw, outcomes, plan, result, summary, text, worker
 from tokmix.training import baseline
 from tokmix.training.distributed import check_alone
 from tokmix.training.imports import import_files
@@ -154,10 +154,10 @@ class _Runs:
     def _known(self, run: plan.Run) -> dict[str, Any] | None:
         """What came out of it before: finished, or diverged, which it would again. Another failure is worth another try."""
         path = self._path(run)
-        if (path / worker.RESULT).is_file() and (path / outcomes.FILE).is_file():
-            return worker.read_result(path)
+        if (path / result.NAME).is_file() and (path / outcomes.FILE).is_file():
+            return asdict(result.RunResult.read(path / result.NAME))
         failed = worker.failure_file(path)
-        return read_json(failed) if failed.is_file() else None
+        return asdict(result.RunResult.read(failed)) if failed.is_file() else None
 
     def _task(self, run: plan.Run, shared: bool) -> dict[str, Any]:
         kind, out = "bag" if run.entry == plan.BAG else "train", str(self._path(run).resolve())

@@ -23,10 +23,11 @@ from tokmix.core.checks import at_least
 from tokmix.core.optional import np
 from tokmix.data.synthetic import shapes
 from tokmix.runs import pool
-from tokmix.runs.files import check_free, write_json
+from tokmix.runs.files import check_free
 from tokmix.study.compare import graphs, outcomes, plan, summary
+from tokmix.study.compare.result import NAME as RESULT
+from tokmix.study.compare.result import RunResult
 from tokmix.study.compare.run import SIDE_BY_SIDE, Say, finish, provenance, why_no_bag
-from tokmix.study.compare.worker import RESULT
 from tokmix.training import toy
 from tokmix.training.distributed import check_alone, join_world
 from tokmix.training.meter import Meter
@@ -186,16 +187,16 @@ class Task:
         path.mkdir(parents=True, exist_ok=True)
         outcomes.save(path, sums)
         score = math.fsum(sums[:, 0]) / len(sums)
-        write_json(path / RESULT, {"score": score, "cost": cost})
+        RunResult("finished", score, "error", False, cost).write(path / RESULT)
         return replace(made, score=score, cost=cost, sums=lambda: outcomes.load(path))
 
     def _known(self, entry: str, fraction: float, seed: int) -> summary.Result | None:
         path = self._path(entry, fraction, seed)
         if not ((path / RESULT).is_file() and (path / outcomes.FILE).is_file()):
             return None
-        found = json.loads((path / RESULT).read_text(encoding="utf-8"))
+        found = RunResult.read(path / RESULT)
         return summary.Result(
-            entry, fraction, seed, score=found["score"], cost=found["cost"], folder=f"runs/{path.name}", sums=lambda: outcomes.load(path)
+            entry, fraction, seed, score=found.score, cost=found.cost, folder=f"runs/{path.name}", sums=lambda: outcomes.load(path)
         )
 
     def _path(self, entry: str, fraction: float, seed: int) -> Path:

@@ -6,45 +6,39 @@ One run folder has one owner at a time; a second one waits for the first, and th
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import sys
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tokmix.runs.pool_server import serve
 
-RESULT = "result.json"
-
 
 def do(task: dict[str, Any]) -> dict[str, Any]:
     """The result of a run, or why there is none. A run that diverged would do so again: that is its result."""
-    from tokmix.runs.files import write_json
     from tokmix.runs.locks import holding
+    from tokmix.study.compare.result import NAME, RunResult
     from tokmix.training.engine import Diverged
 
     folder = Path(task["out"])
     try:
         with holding(folder.with_name(f".{folder.name}.lock")):  # a second worker waits, and then finds the run finished
-            if (folder / RESULT).is_file():
-                return read_result(folder)
+            if (folder / NAME).is_file():
+                return asdict(RunResult.read(folder / NAME))
             result = _fit_bag(task, folder) if task["kind"] == "bag" else _train(task, folder)
             if not math.isfinite(result["score"]):
                 raise Diverged(f"the {result['metric']} is not a finite number")
-            write_json(folder / RESULT, result)
+            RunResult(**result).write(folder / NAME)
             return result
     except Diverged as error:
-        failed = {"state": "failed", "error": str(error)}
-        write_json(failure_file(folder), failed)
-        return failed
+        failed = RunResult("failed", error=str(error))
+        failed.write(failure_file(folder))
+        return asdict(failed)
     except Exception as error:
         return {"state": "failed", "error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
-
-
-def read_result(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / RESULT).read_text(encoding="utf-8"))
 
 
 def failure_file(folder: Path) -> Path:

@@ -5,13 +5,13 @@ Of several runs H counts them, D is the mean number of examples read, E the mean
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokmix.core.checks import is_there
+from tokmix.runs.files import read_json
 
 TUNE, COMPARE, RECORD = "tune.json", "compare.json", "training.json"
 NOT_MEASURED = "not measured"
@@ -110,10 +110,4 @@ def _listed(path: Path, known: dict[str, Any], name: str) -> list[dict[str, Any]
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{path} is missing: {path.parent} is not a model folder of `tokmix train`")
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged: not JSON ({error})") from None
-    if not isinstance(known, dict):
-        raise ValueError(f"{path} is damaged: it does not hold an object")
-    return known
+    return read_json(path)

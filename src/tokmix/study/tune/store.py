@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from tokmix.runs.files import Damaged
 from tokmix.runs.locks import JournalLock, holding
 
 JOURNAL = "journal.log"
@@ -81,7 +82,11 @@ class Store:
         if self.url is None:
             journal = self.out / JOURNAL
             backend = optuna().storages.journal.JournalFileBackend(str(journal), lock_obj=JournalLock(journal))
-            return optuna().storages.JournalStorage(backend)
+            try:
+                return optuna().storages.JournalStorage(backend)
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError, RecursionError) as error:
+                told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                raise Damaged(f"{journal} is damaged: it cannot be read ({told})") from None
         from sqlalchemy.pool import NullPool
 
         with quiet(), self._reachable():

@@ -12,6 +12,8 @@ Every decision is made under the store's one lock, and each step can be repeated
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tokmix.core.checks import at_least
+from tokmix.runs.files import Damaged
 from tokmix.runs.locks import Held, is_held, take
 from tokmix.study.tune.space import Range, Space
 from tokmix.study.tune.store import Store, Unreachable, optuna, quiet
@@ -48,6 +51,12 @@ class Finished:
     parameters: dict[str, Any]
     score: float
     result: dict[str, Any]  # state, seconds, cost, error
+
+    @property
+    def checksum(self) -> str:
+        """Of everything but the cost, which is long and decides nothing."""
+        told = [self.index, self.parameters, self.score, {name: value for name, value in self.result.items() if name != "cost"}]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 class Trials:
@@ -87,7 +96,10 @@ class Trials:
         return trials
 
     def attempts(self) -> list[Any]:
-        return self.storage.get_all_trials(self.study._study_id, deepcopy=False)
+        found = self.storage.get_all_trials(self.study._study_id, deepcopy=False)
+        if any(not isinstance(trial.user_attrs.get("index"), int) for trial in found):
+            raise Damaged(f"study {self.store.name!r} is damaged: its journal has a trial without an index")
+        return found
 
     # --- what there is -----------------------------------------------------------------------------------------------
 
@@ -97,8 +109,15 @@ class Trials:
         for trial in self.attempts():
             index = trial.user_attrs["index"]
             if trial.state == self.states.COMPLETE and index < self.count:
-                done[index] = Finished(index, dict(trial.params), float(trial.value), trial.user_attrs["result"])
+                done[index] = self._finished(trial)
         return [done[index] for index in sorted(done)]
+
+    def _finished(self, trial: Any) -> Finished:
+        """One row of the journal, checked. Rows of before checksums were kept have none."""
+        found = Finished(trial.user_attrs["index"], dict(trial.params), float(trial.value), trial.user_attrs.get("result") or {})
+        if trial.user_attrs.get("checksum", found.checksum) != found.checksum or not found.result:
+            raise Damaged(f"trial {found.index} of study {self.store.name!r} is damaged: its journal has changed since it finished")
+        return found
 
     def running(self) -> list[int]:
         return sorted(trial.user_attrs["index"] for trial in self.attempts() if trial.state == self.states.RUNNING)
@@ -149,6 +168,8 @@ class Trials:
         """False where the trial was taken from us meanwhile: another worker finishes it, with the same result."""
         try:
             self.storage.set_trial_user_attr(claim.id, "result", result)
+            row = Finished(claim.index, claim.parameters, score, result)
+            self.storage.set_trial_user_attr(claim.id, "checksum", row.checksum)
             self.storage.set_trial_state_values(claim.id, self.states.COMPLETE, [score])
         except optuna().exceptions.UpdateFinishedTrialError:
             return False

@@ -1,0 +1,48 @@
+"""result.json of one run of `compare`: read and checked here alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tokmix.runs.files import check_seal, finite, read_json, seal, write_json
+from tokmix.runs.records import check_format, from_json
+
+NAME = "result.json"
+FORMAT = "tokmix-result"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run came to; of a failed one only state and error."""
+
+    state: Literal["finished", "failed"]
+    score: float | None = None
+    metric: str | None = None
+    higher_is_better: bool | None = None
+    cost: dict[str, Any] | None = None
+    error: str | None = None
+    format: str = FORMAT
+    version: int = VERSION
+
+    def write(self, path: Path) -> None:
+        write_json(path, seal(finite(asdict(self))))
+
+    @classmethod
+    def read(cls, path: Path) -> RunResult:
+        known = {
+            "format": FORMAT,
+            "version": VERSION,
+            "state": "finished",
+            **(read := read_json(path)),
+        }  # the first ones did not say, and had no checksum
+        check_format(known, path, FORMAT, (VERSION,), "a run of compare")
+        known.pop("checksum", None)
+        found = from_json(cls, known, path)
+        if found.state == "finished" and (found.score is None or found.cost is None):
+            raise ValueError(f"{path} is damaged: {path.name} is of a finished run, and has no score or cost")
+        if "format" in read:
+            check_seal(read, path)
+        return found

@@ -1,0 +1,108 @@
+"""`tokmix verify FOLDER`: reads every byte of what tokmix wrote and compares it with its checksums.
+
+A prepared folder, a model folder, a run of `train`, or a folder of `tune` or `compare` with all its runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokmix.data.card import NAME as CARD
+from tokmix.data.tokens import TokenFiles
+from tokmix.runs.files import read_json
+from tokmix.training import model_folder
+from tokmix.training.checkpoint import CHECKSUM, Checkpoints, Header, load_tensors
+from tokmix.training.report import read_log
+from tokmix.training.run_record import NAME as RUN
+from tokmix.training.run_record import RunRecord
+from tokmix.training.warmup import FOLDER as WARM_UP
+from tokmix.training.warmup import WEIGHTS
+
+WHOLE, NO_CHECKSUM, DAMAGED = "whole", "no checksum", "damaged"
+STUDIES = {"study.json": "trials", "asked.json": "runs"}  # what tune and compare write first, and where their runs are
+RECORDS = ("study.json", "asked.json", "tune.json", "compare.json", "result.json")
+
+
+@dataclass(frozen=True)
+class Finding:
+    path: Path
+    state: str  # whole, no checksum, damaged
+    note: str
+
+    def line(self) -> str:
+        return f"{self.state:11}  {self.path}  ({self.note})" if self.state != DAMAGED else f"{self.state:11}  {self.note}"
+
+
+def verify(folder: str | Path) -> list[Finding]:
+    """ValueError where the folder is none of ours. What is damaged is in the findings, and stops nothing."""
+    path = Path(folder)
+    if not path.is_dir():
+        raise ValueError(f"no folder {str(path)!r}")
+    found = list(_folder(path))
+    if not found:
+        names = ", ".join((CARD, model_folder.RECORD, RUN, *STUDIES))
+        raise ValueError(f"{path} is no folder of tokmix: it has none of {names}")
+    return found
+
+
+def _folder(path: Path) -> Iterator[Finding]:
+    for name in RECORDS:
+        if (path / name).is_file():
+            yield _try(path / name, lambda name=name: (NO_CHECKSUM, f"JSON, {len(read_json(path / name))} fields"))  # type: ignore[misc]
+    if (path / CARD).is_file():
+        yield _try(path, lambda: _tokens(path))
+    if (path / model_folder.RECORD).is_file() or (path / "config.json").is_file():
+        yield _try(path, lambda: _model(path))
+    if (path / RUN).is_file():
+        yield _try(path / RUN, lambda: (NO_CHECKSUM, f"a run on {RunRecord.read(path).source[:12]}"))
+        yield from _training(path)
+    for mark, inner in STUDIES.items():
+        if (path / mark).is_file():
+            if (path / "data" / CARD).is_file():
+                yield from _folder(path / "data")
+            for run in sorted(path.glob(f"{inner}/*/")):
+                yield from _folder(run)
+
+
+def _training(path: Path) -> Iterator[Finding]:
+    for name in ("data", "model"):
+        if (path / name).is_dir():
+            yield from _folder(path / name)
+    for part in (path, path / WARM_UP):
+        for file in Checkpoints(part / "checkpoints").files():
+            yield _try(file, lambda file=file: _tensors(file, True))  # type: ignore[misc]
+        if (log := part / "log.jsonl").is_file():
+            entries, lost = read_log(log)
+            damage = f"{log} is damaged: {lost} of its lines cannot be read"
+            yield Finding(log, DAMAGED, damage) if lost else Finding(log, NO_CHECKSUM, f"{len(entries)} entries")
+    if (path / WARM_UP / WEIGHTS).is_file():
+        yield _try(path / WARM_UP / WEIGHTS, lambda: _tensors(path / WARM_UP / WEIGHTS, False))
+
+
+def _try(path: Path, look: Callable[[], tuple[str, str]]) -> Finding:
+    try:
+        return Finding(path, *look())
+    except (ValueError, OSError) as error:
+        return Finding(path, DAMAGED, " ".join(str(error).split()))
+
+
+def _tokens(path: Path) -> tuple[str, str]:
+    files = TokenFiles(path)
+    files.verify()
+    count = sum(len(split.files) for split in files.card.splits.values()) + 1
+    return (WHOLE, f"{count} files and {CARD}") if files.card.version > 1 else (NO_CHECKSUM, f"{count} files; {CARD} has no checksum")
+
+
+def _model(path: Path) -> tuple[str, str]:
+    record = model_folder.read_record(path)
+    count = model_folder.verify(path, record)
+    return (WHOLE, f"{count} files") if count else (NO_CHECKSUM, "written before hashes were kept")
+
+
+def _tensors(path: Path, checkpoint: bool) -> tuple[str, str]:
+    tensors, notes = load_tensors(path)
+    if checkpoint:
+        Header.read(notes, path)
+    return WHOLE if CHECKSUM in notes else NO_CHECKSUM, f"{len(tensors)} tensors"
