@@ -1,54 +1,74 @@
-"""A bag of words to compare with: TF-IDF of 1-2 grams and logistic regression, from scikit-learn.
-
-It reads the same rows as the model, their tokens put back into words; both texts of a pair make one bag.
-"""
+"""The bag of words of a run: fitted on the same rows as the network, on their tokens put back into words (linear.py has the model)."""
 
 from __future__ import annotations
 
-import importlib.util
 import time
-import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tokmix.core.optional import np
+from tokmix.data.card import Card
 from tokmix.data.tokens import TokenFiles, TokenSplit
+from tokmix.training import linear
+from tokmix.training.defaults import is_pair
+from tokmix.training.linear import ABSENT, Linear, available, pair_text
 
-ITERATIONS = 300
-ABSENT = "bag of words: not fitted, scikit-learn is not installed (pip install 'tokmix[lab]')"
+__all__ = ["ABSENT", "available", "bag_of_words", "bag_texts", "fit_split", "predictions", "texts_of"]
+HELD = 0.1  # share of the rows that settings are chosen on, where no rows are held out for it
 
 
-def available() -> bool:
-    return importlib.util.find_spec("sklearn") is not None
+def bag_texts(tokenizer: Any, roles: dict[str, int], pair: bool, rows: Iterable[Sequence[int]]) -> list[str]:
+    """The texts whose words are counted, from the ids of rows: what the network does not see, the bag does not either."""
+    if not pair:
+        return tokenizer.decode_batch([list(ids) for ids in rows])
+    ends, parts = roles.get("sep"), []
+    for ids in rows:
+        listed = list(ids)
+        cut = listed.index(ends) if ends in listed else len(listed)
+        parts += [listed[:cut], listed[cut:]]
+    texts = tokenizer.decode_batch(parts)
+    return [pair_text(two) for two in zip(texts[::2], texts[1::2], strict=True)]
 
 
-def words(split: TokenSplit, tokenizer: Any, rows: np.ndarray | None = None, chunk: int = 4096) -> list[str]:
-    """The texts of these rows, or of all."""
+def texts_of(split: TokenSplit, tokenizer: Any, card: Card, rows: np.ndarray | None = None, chunk: int = 4096) -> list[str]:
+    """Those of these rows of a split, or of all."""
     texts: list[str] = []
     chosen = np.arange(len(split)) if rows is None else rows
     for start in range(0, len(chosen), chunk):
         ids, lengths = split.rows(chosen[start : start + chunk])
-        texts += tokenizer.decode_batch([part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])])
+        parts = [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+        texts += bag_texts(tokenizer, card.tokenizer["roles"], is_pair(card), parts)
     return texts
+
+
+def fit_split(
+    files: TokenFiles, kept: np.ndarray | None, held: tuple[TokenSplit, np.ndarray | None] | None, balance: bool = False
+) -> Linear:
+    """Fitted on these rows of train, or on all; settings chosen on held-out rows (a split and numbers of its rows)."""
+    tokenizer, card, train = files.tokenizer(), files.card, files["train"]
+    assert train.targets is not None
+    texts = texts_of(train, tokenizer, card, kept)
+    targets = np.asarray(train.targets if kept is None else train.targets[kept])
+    if held is None:
+        apart = np.random.default_rng(0).random(len(texts)) < HELD if len(texts) >= 50 else None
+        found = linear.fit(card.task, texts, targets, len(card.labels), apart, balance=balance)
+        began = time.monotonic()
+        whole = linear.fit_kind(card.task, texts, targets, len(card.labels), found.kind, balance)
+        whole.tried, whole.seconds = found.tried, found.seconds + time.monotonic() - began
+        return whole
+    split, rows = held
+    assert split.targets is not None
+    texts += texts_of(split, tokenizer, card, rows)
+    others = np.asarray(split.targets if rows is None else split.targets[rows])
+    apart = np.arange(len(texts)) >= len(targets)
+    return linear.fit(card.task, texts, np.concatenate([targets, others]), len(card.labels), apart, balance=balance)
 
 
 def predictions(files: TokenFiles, split: str, rows: np.ndarray | None = None) -> tuple[np.ndarray, int]:
     """Fitted on these rows of train, or on all of it -> (classes predicted for `split`, number of features)."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
-
-    tokenizer, train = files.tokenizer(), files["train"]
-    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\w+|[^\w\s]")
-    assert train.targets is not None
-    wanted = np.asarray(train.targets if rows is None else train.targets[rows])
-    features = vectorizer.fit_transform(words(train, tokenizer, rows))
-    if len(np.unique(wanted)) == 1:  # nothing to tell apart
-        return np.full(len(files[split]), wanted[0]), int(features.shape[1])
-    with warnings.catch_warnings():
-        # On a large table they end a little before the optimum, which would be many lines to somebody who trains another model.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        classifier = LogisticRegression(C=10.0, max_iter=ITERATIONS).fit(features, wanted)
-    return classifier.predict(vectorizer.transform(words(files[split], tokenizer))), int(features.shape[1])
+    found = fit_split(files, rows, None)
+    scores = found.scores(texts_of(files[split], files.tokenizer(), files.card))
+    return scores.argmax(-1), found.features
 
 
 def bag_of_words(files: TokenFiles, split: str, rows: np.ndarray | None = None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tokmix.data.card import Card
+from tokmix.data.prepare.targets import LABELLED
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,5 @@ def default_warm_up(card: Card, task: str, fraction: float) -> int:
     """Epochs of it; of pairs, which learn by comparing, none."""
     few = card.splits["train"].rows * fraction < SMALL
     return (
-        max(WARM_UP, _enough(card, fraction))
-        if task in ("classify", "regress") and few and not is_pair(card) and "mask" in card.tokenizer["roles"]
-        else 0
+        max(WARM_UP, _enough(card, fraction)) if task in LABELLED and few and not is_pair(card) and "mask" in card.tokenizer["roles"] else 0
     )

@@ -16,7 +16,8 @@ from tokmix.training.defaults import is_pair
 from tokmix.training.model_folder import Trained
 from tokmix.training.preflight import check_not_late
 
-READING = ("format", "pattern", "header", "encoding", "subset")  # settings of prepare that say how files are read
+# Settings of prepare that say how files are read.
+READING = ("format", "pattern", "header", "encoding", "subset", "separator", "sheet", "label_separator", "merge_labels")
 
 
 def columns_of(trained: Trained) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def _check_fits(trained: Trained, data: str | Path, files: TokenFiles) -> None:
     if is_pair(card) != trained.pair:
         one, other = ("pairs of texts", "single texts") if trained.pair else ("single texts", "pairs of texts")
         raise ValueError(f"{trained.folder} is a model of {one}, and {data} holds {other}")
-    if trained.task == "classify" and card.labels != trained.labels:
+    if trained.labels and card.labels != trained.labels:
         raise ValueError(f"{data} has the classes {', '.join(card.labels)}, but the model {', '.join(trained.labels)}")
 
 
@@ -112,14 +113,16 @@ def _is_idle(name: str, known: dict[str, Any], parts: list[Part]) -> bool:
         return True  # plain text has no columns
     if name == "split_column":
         return not all(known[name] in part.columns() for part in parts)
-    return name == "header" and not any(isinstance(part, Delimited) for part in parts)
+    if name == "sheet":
+        return not hasattr(parts[0], "sheet")
+    return name in ("header", "separator") and not any(isinstance(part, Delimited) for part in parts)
 
 
 def _parts(data: str | Path, known: dict[str, Any]) -> list[Part]:
     header = [name.strip() for name in known["header"].split(",")] if known.get("header") else None
     return open_source(
         data, format=known.get("format"), pattern=known.get("pattern"), header=header, encoding=known.get("encoding", "utf-8"),
-        subset=known.get("subset"), task=known.get("task"),
+        subset=known.get("subset"), task=known.get("task"), separator=known.get("separator"), sheet=known.get("sheet"),
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from tokmix.data.batches.mask import Masking
 from tokmix.data.batches.rows import Batches, RowBatches
 from tokmix.data.batches.windows import WindowBatches
 from tokmix.data.card import Card
-from tokmix.training import eval_data, model_folder
+from tokmix.data.tokens import TokenSplit
+from tokmix.training import answers, eval_data, model_folder
 from tokmix.training.distributed import World
 from tokmix.training.imports import import_files
 from tokmix.training.task import MASK, evaluate, main_figure
@@ -35,8 +36,22 @@ def figures(trained: model_folder.Trained, data: str | Path, split: str | None =
         size = chosen.facts.bytes if trained.task == "lm" else None
         world = World(device=trained.model.embedding.weight.device)
         deviation = trained.record.get("deviation") or 1.0  # older folders did not note it
-        found = evaluate(trained.model, batches, trained.task, trained.labels, world, size, deviation)
-        return {"split": chosen.name, "truncated": chosen.facts.truncated, "warnings": list(files.card.warnings), **found}
+        warned = [*files.card.warnings, *_seen(trained, chosen)]
+        if trained.linear is None and not trained.mixture.thresholds:
+            found = evaluate(trained.model, batches, trained.task, trained.labels, world, size, deviation)
+        else:
+            outputs, targets = answers.network_outputs(trained.model, batches, world)
+            outputs = answers.mixed_outputs(trained.linear, trained.mixture, outputs, files, chosen)
+            found = answers.mixed_figures(trained.task, outputs, targets, trained.labels, deviation, trained.mixture)
+        return {"split": chosen.name, "truncated": chosen.facts.truncated, "warnings": warned, **found}
+
+
+def _seen(trained: model_folder.Trained, split: TokenSplit) -> Iterator[str]:
+    """A figure on rows that were trained on says how well they were remembered."""
+    count = answers.trained_on(trained.folder, split)
+    if count:
+        share = 100 * count / len(split)
+        yield f"{count:,} of {len(split):,} rows ({share:.3g} %) have a text that the model was trained on: the figures are too good"
 
 
 def _masking(trained: model_folder.Trained, card: Card) -> Masking:

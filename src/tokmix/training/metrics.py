@@ -1,71 +1,142 @@
-"""Figures of merit, from predictions and targets as numpy arrays. Each is a few lines, checked in the tests against scikit-learn."""
+"""Figures of merit from predictions and targets, as numpy arrays: scikit-learn's and scipy's, with 95 % intervals."""
 
 from __future__ import annotations
 
-import math
+import warnings
 from typing import Any
 
-from tokmix.core.optional import np
+from tokmix.core.optional import need, np
 
-
-def confusion(predicted: np.ndarray, targets: np.ndarray, classes: int) -> np.ndarray:
-    """[classes, classes] counts, true class by predicted class"""
-    return np.bincount(targets * classes + predicted, minlength=classes * classes).reshape(classes, classes)
-
-
-def accuracy(table: np.ndarray) -> float:
-    return float(np.trace(table) / max(table.sum(), 1))
-
-
-def macro_f1(table: np.ndarray) -> float:
-    """Mean of the classes' F1; a class that neither occurs nor is predicted does not count."""
-    hits, both = np.diag(table), table.sum(0) + table.sum(1)
-    return float((2 * hits[both > 0] / both[both > 0]).mean()) if both.any() else 0.0
-
-
-def matthews(table: np.ndarray) -> float:
-    """Matthews' correlation for any number of classes (Gorodkin 2004); 0 where one side is constant."""
-    total, hits = float(table.sum()), float(np.trace(table))
-    true, predicted = table.sum(1).astype(float), table.sum(0).astype(float)
-    spread = (total**2 - predicted @ predicted) * (total**2 - true @ true)
-    return float((hits * total - true @ predicted) / math.sqrt(spread)) if spread > 0 else 0.0
+DRAWS = 400  # of a bootstrap over rows
+MAIN = {"classify": "accuracy", "multilabel": "micro_f1", "regress": "pearson"}  # the figure a task is known by
 
 
 def pearson(a: np.ndarray, b: np.ndarray) -> float:
-    a, b = a - a.mean(), b - b.mean()
-    spread = math.sqrt(float(a @ a) * float(b @ b))
-    return float(a @ b) / spread if spread > 0 else 0.0
-
-
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1 on; equal values share the mean of theirs."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2)[place]
+    """0 where one side is constant."""
+    return _correlation(need("scipy.stats", "a correlation").pearsonr, a, b)
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
-    return pearson(ranks(a), ranks(b))
+    return _correlation(need("scipy.stats", "a correlation").spearmanr, a, b)
 
 
-def of_classes(predicted: np.ndarray, targets: np.ndarray, labels: list[str]) -> dict[str, Any]:
-    table = confusion(predicted, targets, len(labels))
-    counts = table.sum(1)
-    return {
-        "accuracy": accuracy(table),
+def _correlation(function: Any, a: np.ndarray, b: np.ndarray) -> float:
+    if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of values that are nearly equal
+        found = float(function(a, b).statistic)
+    return found if found == found else 0.0
+
+
+def wilson(hits: int, rows: int) -> list[float]:
+    """95 % interval of a share."""
+    found = need("scipy.stats", "an interval").binomtest(hits, max(rows, 1)).proportion_ci(method="wilson")
+    return [float(found.low), float(found.high)]
+
+
+def pearson_interval(a: np.ndarray, b: np.ndarray) -> list[float]:
+    if len(a) < 4 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return [-1.0, 1.0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = need("scipy.stats", "an interval").pearsonr(a, b).confidence_interval(0.95)
+    return [float(found.low), float(found.high)] if found.low == found.low else [-1.0, 1.0]
+
+
+def macro_f1(table: np.ndarray) -> float:
+    """Of counts, true class by predicted class; a class that neither occurs nor is predicted does not count."""
+    hits, both = np.diagonal(table, axis1=-2, axis2=-1), table.sum(-2) + table.sum(-1)
+    shares = np.where(both > 0, 2 * hits / np.maximum(both, 1), 0.0).sum(-1) / np.maximum((both > 0).sum(-1), 1)
+    return float(shares) if shares.ndim == 0 else shares
+
+
+def _macro_interval(table: np.ndarray) -> list[float]:
+    """By drawing rows again: which cell of the table a row falls into is all that counts."""
+    cells = np.flatnonzero(table)
+    counts, rows, draw = table.flat[cells], int(table.sum()), np.random.default_rng(0)
+    found = []
+    for drawn in draw.multinomial(rows, counts / max(rows, 1), DRAWS):
+        again = np.zeros(table.size)
+        again[cells] = drawn
+        found.append(macro_f1(again.reshape(table.shape)))
+    return [float(np.quantile(found, share)) for share in (0.025, 0.975)]
+
+
+def of_classes(predicted: np.ndarray, targets: np.ndarray, labels: list[str], intervals: bool = True) -> dict[str, Any]:
+    known = need("sklearn.metrics", "figures")
+    numbers = np.arange(len(labels))
+    table = known.confusion_matrix(targets, predicted, labels=numbers)  # [classes, classes], true by predicted
+    precision, recall, f1, counts = known.precision_recall_fscore_support(targets, predicted, labels=numbers, zero_division=0.0)
+    rows, hits = len(targets), int(np.trace(table))
+    constant = len(np.unique(targets)) < 2 or len(np.unique(predicted)) < 2
+    found = {
+        "accuracy": hits / max(rows, 1),
         "macro_f1": macro_f1(table),
-        "matthews": matthews(table),
-        "majority": float(counts.max() / max(counts.sum(), 1)),
+        "matthews": 0.0 if constant else float(known.matthews_corrcoef(targets, predicted)),
+        "majority": float(counts.max() / max(rows, 1)),
         "balance": {label: int(count) for label, count in zip(labels, counts, strict=True)},
         "labels": labels,
         "confusion": table.tolist(),
     }
+    if intervals and rows:
+        found["classes"] = {
+            label: {"precision": float(precision[k]), "recall": float(recall[k]), "f1": float(f1[k]), "rows": int(counts[k])}
+            for k, label in enumerate(labels)
+        }
+        found["intervals"] = {"accuracy": wilson(hits, rows), "macro_f1": _macro_interval(table)}
+    return found
 
 
-def of_scores(predicted: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
+def of_label_sets(given: np.ndarray, targets: np.ndarray, labels: list[str], intervals: bool = True) -> dict[str, Any]:
+    """Several labels a row: `given` and `targets` [rows, classes] of 0 and 1."""
+    known = need("sklearn.metrics", "figures")
+    precision, recall, f1, counts = known.precision_recall_fscore_support(targets, given, average=None, zero_division=0.0)
+    found: dict[str, Any] = {
+        "micro_f1": float(known.f1_score(targets, given, average="micro", zero_division=0.0)),
+        "macro_f1": float(np.mean(f1)),
+        "exact": float((given == targets).all(1).mean()),
+        "hamming": float((given != targets).mean()),
+        "balance": {label: int(count) for label, count in zip(labels, counts, strict=True)},
+        "labels": labels,
+    }
+    if intervals:
+        found["classes"] = {
+            label: {"precision": float(precision[k]), "recall": float(recall[k]), "f1": float(f1[k]), "rows": int(counts[k])}
+            for k, label in enumerate(labels)
+        }
+        found["intervals"] = {"micro_f1": _micro_interval(given, targets)}
+    return found
+
+
+def _micro_interval(given: np.ndarray, targets: np.ndarray) -> list[float]:
+    hits, both, draw = (given * targets).sum(1), given.sum(1) + targets.sum(1), np.random.default_rng(0)
+    found = []
+    for _ in range(DRAWS):
+        rows = draw.integers(0, len(hits), len(hits))
+        found.append(2 * hits[rows].sum() / max(both[rows].sum(), 1))
+    return [float(np.quantile(found, share)) for share in (0.025, 0.975)]
+
+
+def of_scores(predicted: np.ndarray, targets: np.ndarray, intervals: bool = True) -> dict[str, Any]:
     predicted, targets = predicted.astype(np.float64), targets.astype(np.float64)
-    return {
+    found: dict[str, Any] = {
         "pearson": pearson(predicted, targets),
         "spearman": spearman(predicted, targets),
-        "rmse": float(np.sqrt(np.mean((predicted - targets) ** 2))),
+        "rmse": float(need("sklearn.metrics", "figures").root_mean_squared_error(targets, predicted)),
     }
+    return found | ({"intervals": {"pearson": pearson_interval(predicted, targets)}} if intervals else {})
+
+
+def with_interval(task: str, outputs: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """The figure that a task is known by, and its interval, of outputs as a network gives them."""
+    if task == "regress":
+        figure, (low, high) = pearson(outputs, targets), pearson_interval(outputs, targets)
+    elif task == "multilabel":
+        given = (outputs > 0).astype(np.int64)
+        figure = 2 * float((given * targets).sum()) / max(float(given.sum() + targets.sum()), 1.0)
+        low, high = _micro_interval(given, targets)
+    else:
+        hits = int((outputs.argmax(-1) == targets).sum())
+        figure, (low, high) = hits / max(len(targets), 1), wilson(hits, len(targets))
+    return {"figure": figure, "low": low, "high": high}

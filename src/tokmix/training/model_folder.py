@@ -3,6 +3,8 @@
 config.json, model.safetensors              as tokmix.hf saves them (its from_pretrained reads the folder)
 tokenizer.json, tokenizer_config.json       the tokenizer, byte for byte the one trained with; of lm it also puts end-of-text before a text,
                                             for Hugging Face: we ourselves ask for ids without
+linear.json, linear.safetensors             the bag of words, where it answers alone or with the network
+trained_on.safetensors                      hashes of the texts of rows trained on
 training.json                               the rest: task, classes, columns, data, figures, cost, settings; a hash of every other file, a
                                             checksum of itself
 README.md                                   the same for people
@@ -13,9 +15,10 @@ Loading here needs neither transformers nor the network: the core model is read 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,10 @@ from tokmix.data.card import Card
 from tokmix.data.prepare.tokenize import Encoder, begun, load_tokenizer, vocab_size
 from tokmix.runs.files import Damaged, check_seal, finite, new_folder, read_json, seal, sha256_file, write_json, write_text
 from tokmix.runs.records import check_format
+from tokmix.training import linear
 from tokmix.training.checkpoint import load_tensors, shapes_of
+from tokmix.training.linear import Linear
+from tokmix.training.mixture import NETWORK, Mixture
 
 RECORD = "training.json"
 FORMAT = "tokmix-training"
@@ -37,8 +43,16 @@ READ = ("config.json", "model.safetensors", "tokenizer.json")  # what loading re
 PREFIX = "core."  # tokmix.hf keeps the core model under this name
 
 
-def save(out: Path, model: Model, card: Card, tokenizer: Path, record: dict[str, Any], readme: str) -> None:
-    """The new folder `out`; on any failure there is none."""
+def save(
+    out: Path,
+    model: Model,
+    card: Card,
+    tokenizer: Path,
+    record: dict[str, Any],
+    readme: str,
+    more: Callable[[Path], None] = lambda folder: None,
+) -> None:
+    """The new folder `out`; on any failure there is none. `more` writes further files into it."""
     hf = _hf()
     task, roles = model.config.head, card.tokenizer["roles"]
     names = {"id2label": dict(enumerate(card.labels)), "label2id": {label: i for i, label in enumerate(card.labels)}}
@@ -49,10 +63,12 @@ def save(out: Path, model: Model, card: Card, tokenizer: Path, record: dict[str,
     with new_folder(out) as folder:
         with _no_bars():
             wrapped.save_pretrained(folder)
-        # Written for its owner alone, whatever the umask says; who may read the rest may read the weights.
-        (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
         _save_tokenizer(folder, tokenizer, task, roles, model.config.max_len)
         write_text(folder / "README.md", readme)
+        more(folder)
+        for file in folder.glob("*.safetensors"):
+            # Written for its owner alone, whatever the umask says; who may read the rest may read the weights.
+            file.chmod((folder / "config.json").stat().st_mode)
         files = {path.name: sha256_file(path)[1] for path in sorted(folder.iterdir())}
         write_json(folder / RECORD, seal(finite({"format": FORMAT, "version": VERSION, **record, "files": files})), ascii=False)
 
@@ -116,6 +132,15 @@ class Trained:
     @property
     def pair(self) -> bool:
         return len(self.record["columns"].get("text") or ()) == 2
+
+    @cached_property
+    def mixture(self) -> Mixture:
+        """How the network and the bag of words answer together."""
+        return Mixture.of(self.record.get("answers"))
+
+    @cached_property
+    def linear(self) -> Linear | None:
+        return None if self.mixture.by == NETWORK else linear.load(self.folder)
 
     def encoder(self) -> Encoder:
         return Encoder(self.tokenizer, None if self.record["stream"] else self.model.config.max_len)
@@ -189,7 +214,7 @@ def verify(path: Path, record: dict[str, Any], names: Sequence[str] | None = Non
 
 def _check(path: Path, record: dict[str, Any], config: ModelConfig) -> None:
     """Whether the record is one of this model."""
-    if record["task"] != config.head:
+    if (record["task"] if record["task"] != "multilabel" else "classify") != config.head:
         raise Damaged(f"{path} is damaged: {RECORD} is of a model for {record['task']}, config.json of one for {config.head}")
     if config.head == "classify" and len(record["labels"]) != config.classes:
         raise Damaged(f"{path} is damaged: {RECORD} names {len(record['labels'])} classes, config.json counts {config.classes}")

@@ -20,11 +20,14 @@ from tokmix.core.optional import np
 from tokmix.core.segments import Segments
 from tokmix.data.batches.rows import lay_out
 from tokmix.data.prepare.rows import text_of
+from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.read.files import Text, format_of
 from tokmix.data.read.lines import decoded, lines
 from tokmix.training import model_folder
+from tokmix.training.baseline import bag_texts
 from tokmix.training.eval_data import table_or_text
 from tokmix.training.imports import import_files
+from tokmix.training.mixture import BAG
 from tokmix.training.model_folder import Trained
 
 TOKENS = 8192  # of a batch, padding included
@@ -33,7 +36,7 @@ CHUNK = 4096  # texts read, sorted by length and answered at a time
 
 class Predictor:
     def __init__(self, trained: Trained):
-        if trained.task not in ("classify", "regress"):
+        if trained.task not in LABELLED:
             what = "generate continues a text" if trained.task == "lm" else "eval measures it on data"
             raise ValueError(f"{trained.folder} is a model for {trained.task}, and predict needs classify or regress; {what}")
         self.trained, self.encoder, self.cut = trained, trained.encoder(), 0
@@ -58,13 +61,26 @@ class Predictor:
     def _outputs(self, rows: Sequence[tuple[str, ...]]) -> torch.Tensor:
         encoded, cut = self.encoder.rows(rows)
         self.cut += len(cut)
+        trained = self.trained
+        if trained.linear is None:
+            return self._network(encoded)
+        texts = bag_texts(trained.tokenizer, trained.roles, trained.pair, [ids.tolist() for ids in encoded])
+        scores = trained.linear.scores(texts)
+        network = np.zeros_like(scores) if trained.mixture.by == BAG else self._network(encoded).numpy()
+        return torch.from_numpy(np.asarray(trained.mixture.outputs(network, scores), dtype=np.float32))
+
+    def _network(self, encoded: Sequence[np.ndarray]) -> torch.Tensor:
         return by_length(self.trained.model, encoded, self.trained.model)
 
     def _answer(self, output: torch.Tensor) -> dict[str, Any]:
         if self.trained.task == "regress":
             return {"score": float(output)}
-        chances = output.softmax(-1).tolist()
         labels = self.trained.labels
+        if self.trained.task == "multilabel":
+            given = self.trained.mixture.raised(output.numpy()) > 0
+            found = {label: float(chance) for label, chance in zip(labels, output.sigmoid(), strict=True)}
+            return {"labels": [label for label, one in zip(labels, given, strict=True) if one], "probabilities": found}
+        chances = output.softmax(-1).tolist()
         return {"label": labels[int(output.argmax())], "probabilities": dict(zip(labels, chances, strict=True))}
 
 

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tokmix.data.prepare.targets import LABELLED
 from tokmix.runs.files import replacing, write_text
+from tokmix.training.mixture import Mixture
 from tokmix.training.task import main_figure
 
 SHOWN = ("accuracy", "pearson", "loss")
@@ -193,7 +195,10 @@ def model_card(record: dict[str, Any]) -> str:
     if simple and "bits_per_byte" in simple:
         lines.append(f"- a byte n-gram model of order {simple['order']} on the same text: {simple['bits_per_byte']:.4f} bits per byte")
     elif simple:
-        lines.append(f"- a bag of words (TF-IDF 1-2 grams, logistic regression) on the same rows: accuracy {simple['accuracy']:.4f}")
+        name, _ = main_figure(record["task"], figures)
+        lines.append(f"- a bag of words ({simple['kind']}) on the same rows: {name} {simple[name]:.4f}")
+        if record.get("answers", {}).get("held"):
+            lines.append(f"- {Mixture.of(record['answers']).line(name)}")
     lines += [
         "", "## Cost", "",
         f"- {cost['parameters']:,} parameters",
@@ -205,7 +210,7 @@ def model_card(record: dict[str, Any]) -> str:
         f" processes: {cost['processes']}, {cost['device']}",
         f"- {measured(cost)}",
         f"- {', '.join(f'{name} {version}' for name, version in cost['versions'].items())}",
-        "", "## Use", "", "```", "tokmix predict FOLDER 'some text'" if record["task"] in ("classify", "regress") else
+        "", "## Use", "", "```", "tokmix predict FOLDER 'some text'" if record["task"] in LABELLED else
         "tokmix generate FOLDER --prompt 'Once'" if record["task"] == "lm" else "tokmix eval FOLDER DATA", "```", "",
     ]  # fmt: skip
     return "\n".join(lines)

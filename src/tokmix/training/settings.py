@@ -43,7 +43,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    task: Literal["classify", "regress", "lm", "mlm"] | None = None  # None: the data's own
+    task: Literal["classify", "multilabel", "regress", "lm", "mlm"] | None = None  # None: the data's own
     epochs: int | None = None  # None: by the size of the data
     minutes: float | None = None  # at most this long: the schedule is fitted to it
     steps: int | None = None  # exactly so many, instead of epochs
@@ -62,7 +62,7 @@ class TrainSettings:
     pretrain: int | None = None  # epochs of a warm-up, finding hidden tokens in train; 0: none; None: 30 for small tables of single texts
     mask: float | None = None  # mlm: share of tokens hidden and asked for; None: 0.15, in a warm-up 0.3
     fraction: float = 1.0  # share of train's rows that are trained on, by a hash of each: a smaller share is part of a larger one
-    holdout: float | None = None  # share of train kept apart to choose the best weights by; None: a tenth, less for large data
+    holdout: float | None = None  # share of train kept apart to choose by; None: valid where it is not reported on, else a tenth or less
     evaluations: int = 20  # on that part, evenly over the run
     final: Literal["valid", "test"] | None = None  # the split of the reported figure; None: test, else valid
     seed: int = 0
@@ -70,7 +70,9 @@ class TrainSettings:
     save_steps: int | None = None  # checkpoint every so many steps too
     keep: int = 2  # checkpoints that are kept
     log_steps: int | None = None  # between two lines of the log; None: 10, on a GPU 50, since each one waits for the device
-    baseline: bool = True  # classify: fit a bag of words beside it; lm: a byte n-gram model
+    baseline: bool = True  # rows: fit a bag of words first, and answer by the better or by both; lm: a byte n-gram model beside it
+    refit: bool = True  # fit the bag of words that the model keeps on every labelled row, once the figure is known
+    balance: bool = False  # classify: weigh classes by one over their share of the rows
     device: str | None = None  # None: a GPU where there is one
     precision: Literal["float32", "bfloat16"] | None = None  # None: bfloat16 on a GPU, float32 elsewhere
     shard: bool = False  # several processes: each keeps its part of the weights and of the optimizer's state (FSDP2)

@@ -23,6 +23,7 @@ from tokmix.data.batches.mask import IGNORE, Masking
 from tokmix.data.batches.rows import Batch, Batches, RowBatches
 from tokmix.data.batches.windows import WindowBatches
 from tokmix.data.card import Card
+from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.split import holdout, portion
 from tokmix.data.tokens import TokenFiles, TokenSplit
 from tokmix.training import metrics
@@ -58,10 +59,10 @@ def model_config(card: Card, task: str, settings: ModelSettings) -> ModelConfig:
         stack=settings.stack or default.stack,
         dim=settings.dim,
         vocab=card.tokenizer["vocab"],
-        head=task,
+        head="classify" if task == "multilabel" else task,
         causal=task == "lm",
         max_len=length,
-        classes=len(card.labels) if task == "classify" else 1 if task == "regress" else 2,
+        classes=len(card.labels) if task in ("classify", "multilabel") else 1 if task == "regress" else 2,
         layout=settings.layout,
         norm=settings.norm,
         feed_forward="auto" if settings.feed_forward is None else settings.feed_forward,
@@ -70,7 +71,7 @@ def model_config(card: Card, task: str, settings: ModelSettings) -> ModelConfig:
         positions=settings.positions or default.positions,
         pooling=settings.pooling,
         # Rows have a scale of their own (TrainingTask.build), which was tuned with weights that are read as they are.
-        embedding_std=1.0 if task in ("classify", "regress") else ModelConfig.embedding_std,
+        embedding_std=1.0 if task in LABELLED else ModelConfig.embedding_std,
         ngrams=settings.ngrams,
         buckets=settings.buckets,
         separator=_separator(card, default, settings.compare),
@@ -102,6 +103,7 @@ class TrainingTask:
             for spec in stacks.parse(self.config.stack):
                 if "packed" not in mixer_class(spec.name).modes:
                     raise ValueError(f"mixer {spec.name!r} has no 'packed' mode: train it with packed=false")
+        self.held_split = "train"
         self.kept, self.held = self._divide(files["train"])
         roles = self.card.tokenizer["roles"]
         self.hidden = roles.get("mask")
@@ -117,21 +119,35 @@ class TrainingTask:
         if (self.hide or self.train.pretrain) and self.hidden is None:
             what = "train.token_dropout" if self.hide else "train.pretrain"
             raise ValueError(f"{what} needs a tokenizer with a mask token; prepare the data as rows, with a tokenizer made for them")
-        if self.train.pretrain and self.task not in ("classify", "regress"):
+        if self.train.pretrain and self.task not in LABELLED:
             raise ValueError(f"train.pretrain comes before classify or regress, not before {self.task}")
         if self.train.label_smoothing and self.task != "classify":
             raise ValueError(f"train.label_smoothing smooths the classes of classify, and this is {self.task}: leave it out")
         self.warm_up_epochs = self._warm_up_epochs()
         if self.train.mask is not None and self.task != "mlm" and not self.warm_up_epochs:
-            other = ", or a warm-up before it: train.pretrain=30" if self.task in ("classify", "regress") else ""
+            other = ", or a warm-up before it: train.pretrain=30" if self.task in LABELLED else ""
             raise ValueError(f"train.mask hides tokens to be found, and {self.task} hides none: it needs train.task=mlm{other}")
         scores = self.card.splits["train"].scores
         self.mean, self.deviation = (scores["mean"], scores["deviation"] or 1.0) if self.task == "regress" else (0.0, 1.0)
         self.unit = unit_of(self.deviation)
+        self.class_weights = self._class_weights() if self.train.balance else None
+
+    def _class_weights(self) -> Tensor:
+        """[classes]: one over a class's share of the rows, so that the mean over rows is 1."""
+        if self.task != "classify":
+            raise ValueError(f"train.balance weighs the classes of classify, and this is {self.task}: leave it out")
+        counts = torch.tensor([max(count, 1) for count in self.card.splits["train"].labels.values()], dtype=torch.float32)
+        return counts.sum() / (len(counts) * counts)
 
     def _divide(self, split: TokenSplit) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Row numbers (trained on, held out); (None, None) where too little is there to hold anything out."""
         share = self.train.holdout
+        if share is None and self.task in LABELLED and "valid" in self.files and self.final != "valid":
+            # Valid is neither trained on nor reported on: it is there to choose by.
+            self.held_split, valid = "valid", self.files["valid"]
+            held = portion(np.arange(len(valid)), valid.keys, min(1.0, HELD_ROWS / max(len(valid), 1)))
+            every = self.train.fraction == 1
+            return (None if every else portion(np.arange(len(split)), split.keys, self.train.fraction)), held
         if share is None:
             share = min(0.1, HELD_TOKENS / max(split.tokens, 1) if self.card.stream else HELD_ROWS / max(len(split), 1))
         kept, held = holdout(split.groups, share)
@@ -146,7 +162,7 @@ class TrainingTask:
         with torch.no_grad():
             if self.task == "regress":
                 model.head.bias.fill_(self.mean if self.unit == 1 else 0.0)  # type: ignore[union-attr, operator]
-            if self.task in ("classify", "regress"):
+            if self.task in LABELLED:
                 scale = self.settings.model.embedding
                 model.embedding.weight.mul_(self.default.embedding if scale is None else scale)
         return model.to(device)
@@ -168,7 +184,7 @@ class TrainingTask:
         return self.batches("train", world, self.kept, shuffle=True)
 
     def held_batches(self, world: World) -> Batches | None:
-        return None if self.held is None else self.batches("train", world, self.held)
+        return None if self.held is None else self.batches(self.held_split, world, self.held)
 
     def default_epochs(self) -> int:
         return default_epochs(self.card, self.task, self.train.fraction)
@@ -189,7 +205,11 @@ class TrainingTask:
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Summed over the batch's targets."""
         smoothing = self.train.label_smoothing if self.task == "classify" else 0.0
-        return loss(self.task, outputs, batch.targets, self.deviation, smoothing, batch.row_weights)
+        weights = batch.row_weights
+        if self.class_weights is not None:
+            balanced = self.class_weights.to(outputs.device)[batch.targets]
+            weights = balanced if weights is None else weights * balanced
+        return loss(self.task, outputs, batch.targets, self.deviation, smoothing, weights)
 
     def score(self, figures: dict[str, Any]) -> float:
         """What the best weights are chosen by: higher is better."""
@@ -207,6 +227,9 @@ def loss(
     if task == "regress":
         errors = ((outputs.float() - targets) / deviation).square()
         return errors.sum() if weights is None else errors @ weights
+    if task == "multilabel":
+        missed = F.binary_cross_entropy_with_logits(outputs.float(), targets, reduction="none").sum(-1)  # [S]
+        return missed.sum() if weights is None else missed @ weights
     if weights is not None:
         return F.cross_entropy(outputs.float(), targets, reduction="none", label_smoothing=smoothing) @ weights
     return F.cross_entropy(
@@ -218,7 +241,7 @@ def main_figure(task: str, figures: dict[str, Any]) -> tuple[str, int]:
     """(name of the figure a task is known by, 1 where higher is better else -1)"""
     if task == "lm" and "bits_per_byte" in figures:
         return "bits_per_byte", -1
-    return {"classify": ("accuracy", 1), "regress": ("pearson", 1)}.get(task, ("loss", -1))
+    return (metrics.MAIN[task], 1) if task in metrics.MAIN else ("loss", -1)
 
 
 @torch.inference_mode()
@@ -238,7 +261,7 @@ def evaluate(
             continue
         total += float(loss(task, logits, moved.targets, deviation))
         count += batch.count
-        if task in ("classify", "regress"):
+        if task in LABELLED:
             rows += batch.rows
             outputs.append((logits.argmax(-1) if task == "classify" else logits.float()).cpu().numpy())
             targets.append(batch.targets.numpy())
@@ -246,11 +269,20 @@ def evaluate(
             hits += int((logits.argmax(-1) == moved.targets).sum())
     parts = world.gather((total, count, hits, rows, outputs, targets))
     total, count, hits = (sum(part[i] for part in parts) for i in range(3))
-    figures: dict[str, Any] = {"rows" if task in ("classify", "regress") else "tokens": count, "loss": total / max(count, 1)}
-    if task in ("classify", "regress"):
+    figures: dict[str, Any] = {"rows" if task in LABELLED else "tokens": count, "loss": total / max(count, 1)}
+    if task in LABELLED:
         predicted, wanted = (np.concatenate([piece for part in parts for piece in part[i]]) for i in (4, 5))
-        return figures | (metrics.of_classes(predicted, wanted, labels) if labels else metrics.of_scores(predicted, wanted))
+        return figures | row_figures(task, predicted, wanted, labels)
     figures["token_accuracy"] = hits / max(count, 1)
     if task == "lm" and size:
         figures["bits_per_byte"] = total / math.log(2) / size
     return figures
+
+
+def row_figures(task: str, predicted: np.ndarray, targets: np.ndarray, labels: list[str]) -> dict[str, Any]:
+    """predicted: classes [rows], scores [rows], or logits [rows, classes] of several labels a row."""
+    if task == "regress":
+        return metrics.of_scores(predicted, targets)
+    if task == "multilabel":
+        return metrics.of_label_sets((predicted > 0).astype(np.int64), targets.astype(np.int64), labels)
+    return metrics.of_classes(predicted, targets, labels)

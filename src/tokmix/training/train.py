@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import tokmix
+from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.tokens import TokenFiles
 from tokmix.runs.files import Damaged, check_free, remove_partial
 from tokmix.runs.locks import RUN_LOCK, owning
 from tokmix.training import (
-    baseline,
     cost_record,
     eval_data,
     model_folder,
@@ -34,6 +34,7 @@ from tokmix.training import (
     report,
     warmup,
 )
+from tokmix.training.answers import RowAnswers, beside, told_of_rows
 from tokmix.training.checkpoint import Checkpoints
 from tokmix.training.distributed import World, join_world
 from tokmix.training.engine import Diverged, Engine, Interrupted
@@ -149,8 +150,10 @@ class _Run:
     def __init__(self, work: TrainingTask, out: Path, world: World, say: Callable[[str], None], quiet: bool, imports: list[str]):
         self.work, self.files, self.out, self.world, self.say, self.quiet = work, work.files, out, world, say, quiet
         self.imports = imports
+        self.rows: RowAnswers | None = None
 
     def train(self, resume: bool) -> dict[str, Any]:
+        self.rows = RowAnswers(self.work, self.world, self.say) if self.work.task in LABELLED else None
         start = self._warm_up(resume) if self.work.warm_up_epochs else None
         engine, log = self._engine(self.work, self.out)
         self._describe(engine)
@@ -204,7 +207,8 @@ class _Run:
     def _describe(self, engine: Engine) -> None:
         kept = "nothing is held out: the last weights are kept"
         if self.work.held is not None:
-            kept = f"the best of {self.work.train.evaluations} evaluations on {len(self.work.held):,} held-out rows of train is kept"
+            part = "rows of valid" if self.work.held_split == "valid" else "held-out rows of train"
+            kept = f"the best of {self.work.train.evaluations} evaluations on {len(self.work.held):,} {part} is kept"
         self.say(f"{self.work.config.stack}, dim {self.work.config.dim}: {engine.model.parameter_count():,} parameters; {kept}")
 
     def _finish(self, engine: Engine, log: report.Log, start: warmup.Start | None) -> dict[str, Any]:
@@ -217,16 +221,20 @@ class _Run:
             figures = work.evaluate(engine.model, work.batches(split, self.world), self.world, size)
         if wrong := next((name for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)), None):
             raise Diverged(f"the {wrong} on {split} is not a finite number: training diverged; try a lower train.lr")
+        if self.rows is not None:
+            figures = self.rows.settle(engine.model, figures)
         model = engine.sharding.gather(engine.model)
         if model is None:
             self.world.wait()
             return {}
         bag = self._baseline(split)
         record = _record(engine, split, figures, bag, start) | {"imports": self.imports}
+        record |= {} if self.rows is None else self.rows.record()
         if files.folder != self.out / "data":  # what `train` was given: a report says how to make it again
             record["data"]["prepared"] = {"folder": files.folder.resolve().name, "settings": files.card.settings}
         log.add_cost(engine.progress.step, engine.progress.epoch, record["cost"])
-        model_folder.save(self.out / "model", model, files.card, files.folder / "tokenizer.json", record, report.model_card(record))
+        card, more = report.model_card(record), (lambda folder: None) if self.rows is None else self.rows.write
+        model_folder.save(self.out / "model", model, files.card, files.folder / "tokenizer.json", record, card, more)
         curve = report.draw_curve(self.out / "log.jsonl", self.out / "curve.png", work.task, self.say)
         self._tell(record, curve)
         self.world.wait()
@@ -234,16 +242,11 @@ class _Run:
 
     def _baseline(self, split: str | None) -> dict[str, Any] | None:
         """What a user would pick instead: a bag of words, or for a running text an n-gram model of its bytes."""
-        if self.work.task not in ("classify", "lm") or not self.work.train.baseline or split is None:
+        if not self.work.train.baseline or split is None:
             return None
-        # All of train, which needs no part held out; of a fraction what was trained on.
-        rows = None if self.work.train.fraction == 1 else self.work.kept
         if self.work.task == "lm":
-            return ngram.baseline(self.files, split, rows)
-        if not baseline.available():
-            self.say(baseline.ABSENT)
-            return None
-        return baseline.bag_of_words(self.files, split, rows)
+            return ngram.baseline(self.files, split, None if self.work.train.fraction == 1 else self.work.kept)
+        return None if self.rows is None else self.rows.baseline(split)
 
     def _tell(self, record: dict[str, Any], curve: Path | None) -> None:
         cost, bag = record["cost"], record["baseline"]
@@ -254,7 +257,8 @@ class _Run:
         name, _ = main_figure(self.work.task, record["figures"])
         figure = f"{name} {record['figures'][name]:.4f}"
         self.say(
-            f"on {record['split']}: {figure}, trained in {report.clock(cost['seconds'])}, {cost['parameters']:,} parameters,"
+            f"on {record['split']}: {figure}{beside(record['figures'], name)}, trained in {report.clock(cost['seconds'])},"
+            f" {cost['parameters']:,} parameters,"
             f" {cost['flops']:,} FLOPs for {cost['length']} tokens"
         )
         self.say(f"{report.factors(cost)}; {report.measured(cost)}")
@@ -262,10 +266,8 @@ class _Run:
             told = f"{bag['bits_per_byte']:.4f} bits per byte, counted in {report.clock(bag['seconds'])}"
             self.say(f"a byte n-gram model of order {bag['order']} on the same text: {told}")
         elif bag:
-            better = "the bag of words is the better and cheaper choice" if bag["accuracy"] >= record["figures"]["accuracy"] else "worse"
-            self.say(
-                f"a bag of words on the same rows: accuracy {bag['accuracy']:.4f}, fitted in {report.clock(bag['seconds'])} ({better})"
-            )
+            for line in told_of_rows(record, name):
+                self.say(line)
         self.say(figure)
 
 
@@ -276,7 +278,7 @@ def _record(
     return {
         "tokmix": tokmix.__version__,
         "task": work.task,
-        "labels": card.labels if work.task == "classify" else [],
+        "labels": card.labels if work.task in ("classify", "multilabel") else [],
         "columns": card.columns,
         "stream": card.stream,
         "tokenizer": card.tokenizer,

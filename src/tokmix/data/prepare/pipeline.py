@@ -16,9 +16,10 @@ from tokmix.data.card import Card, SplitCard, hash_file
 from tokmix.data.order import mix
 from tokmix.data.prepare import label_report
 from tokmix.data.prepare.documents import Piece
-from tokmix.data.prepare.plan import LABELLED, Plan
+from tokmix.data.prepare.plan import Plan
 from tokmix.data.prepare.rows import LeftOut
 from tokmix.data.prepare.settings import PrepareSettings
+from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.prepare.tokenize import KINDS, Encoder, batched, load_tokenizer, make_ready, train_tokenizer, vocab_size
 from tokmix.data.prepare.write import SplitWriter
 from tokmix.data.read.files import Delimited, Part, Text, open_source

@@ -9,13 +9,12 @@ from tokmix.data.prepare import documents, label_report
 from tokmix.data.prepare.columns import Columns, choose_columns
 from tokmix.data.prepare.rows import Example, LeftOut, examples, no_label
 from tokmix.data.prepare.settings import PrepareSettings
-from tokmix.data.prepare.targets import BAR, Targets, pieces
+from tokmix.data.prepare.targets import BAR, LABELLED, Targets, pieces
 from tokmix.data.prepare.tokenize import KINDS
 from tokmix.data.read.files import Part, Text
 from tokmix.data.split import check_shares, place
 from tokmix.show.progress import Advance
 
-LABELLED = ("classify", "multilabel", "regress")  # tasks of rows with a target each
 SHARE = 0.1  # of valid and of test where no splits are given ...
 MOST_ROWS, MOST_CHARACTERS = 20_000, 5_000_000  # ... but no more than about this much
 

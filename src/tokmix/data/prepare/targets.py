@@ -11,6 +11,7 @@ from tokmix.core.checks import one_of
 from tokmix.data.prepare.columns import SCORES, is_number
 
 TASKS = ("classify", "multilabel", "regress", "lm", "mlm")
+LABELLED = ("classify", "multilabel", "regress")  # tasks of rows with a target each
 SET = "\x1f"  # stands behind each label of a row that has a list of them
 BAR = "|"  # parts labels where their pieces recur
 STRAY = 10  # as many numbers to a word, and fractions among them, are scores with a hole, not classes

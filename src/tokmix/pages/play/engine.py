@@ -18,6 +18,7 @@ from tokmix.core import sampling, stack
 from tokmix.core.budget import match_parameters
 from tokmix.core.model import Model, ModelConfig
 from tokmix.core.seeds import seeded
+from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.prepare.tokenize import Encoder
 from tokmix.study.explain import run as explain
 from tokmix.training.model_folder import Trained
@@ -106,7 +107,7 @@ class Engine:
         row = torch.tensor([ids], device=player.trained.model.embedding.weight.device)
         with self.lock:
             begin = time.perf_counter()
-            said = next(player.predictor([tuple(texts)])) if self.task in ("classify", "regress") else self._read(player, row)
+            said = next(player.predictor([tuple(texts)])) if self.task in LABELLED else self._read(player, row)
             took = (time.perf_counter() - begin) * 1000
         shown = {name: value for name, value in said.items() if name != "text" and not player.untrained}
         return {**shown, "ms": took, "flops": player.flops(len(ids))}

@@ -37,7 +37,7 @@ def figure_of(work: TrainingTask) -> Figure:
         split, rows, targets = "valid", None, work.files["valid"].targets
         size = work.card.split("valid").bytes if work.task == "lm" else None
     elif work.held is not None:
-        split, rows, targets, size = "held out", work.held, work.files["train"].targets, None
+        split, rows, targets, size = "held out", work.held, work.files[work.held_split].targets, None
     else:
         raise ValueError(f"{work.files.folder} has no valid split and too little in train to hold out: nothing to compare trials by")
     name, sign = main_figure(work.task, {"bits_per_byte": 0.0} if size else {})
@@ -48,7 +48,7 @@ def _chance(work: TrainingTask, name: str, targets: np.ndarray | None, size: int
     if name == "accuracy":
         assert targets is not None
         return float(np.bincount(np.asarray(targets)).max() / len(targets))
-    if name == "pearson":
+    if name in ("pearson", "micro_f1"):
         return 0.0
     vocab = work.config.vocab
     if size is None:
