@@ -16,7 +16,10 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "tokmix"
 
 # Bottom to top: a floor imports from those before it, never from those behind it. `reproduce/` stands on top of all of them.
-ROOMS = ["core", "ops", "layers", "hf", "show", "runs", "data", "training", "study", "bench", "pages", "api", "cli", "__main__"]
+ROOMS = [
+    "core", "ops", "layers", "hf", "show", "runs", "data", "runtime", "training", "study", "bench", "export", "pages",
+    "api", "cli", "__main__",
+]  # fmt: skip
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -49,7 +49,12 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'tokmix' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"tokmix.{_HOME[name]}"), name)
+    try:
+        value = getattr(importlib.import_module(f"tokmix.{_HOME[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(f"tokmix.{name} needs torch: pip install 'tokmix[torch]'") from error
     globals()[name] = value
     return value
 

@@ -165,6 +165,13 @@ class TrainedModel:
             shutil.copytree(self.folder, folder, dirs_exist_ok=True)
         return Path(out)
 
+    def export(self, out: str | Path, *, format: str = "onnx", int8: bool = False) -> Path:
+        """The folder `out` with the model as a graph, as `tokmix export` writes it. format: onnx or torch."""
+        from tokmix.export import export
+
+        export(self.folder, out, format=format, int8=int8)
+        return Path(out)
+
     def _is_one(self, texts: Texts) -> bool:
         pair = self._trained.pair and isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(one, str) for one in texts)
         return isinstance(texts, str) or pair

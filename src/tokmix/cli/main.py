@@ -43,6 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _one_line(error: Exception) -> str:
     """What was given and does not work says so itself; of anything else the kind is named, and how to see more."""
     told = " ".join(str(error).split())
+    if isinstance(error, ImportError) and error.name == "torch":
+        return f"{told}: pip install 'tokmix[torch]'"
     if isinstance(error, (ValueError, OSError, ImportError)) and told:
         return str(error)
     return f"{type(error).__name__}{': ' * bool(told)}{told[:500]} (unexpected: the same command with --debug shows where)"

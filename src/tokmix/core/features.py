@@ -41,7 +41,7 @@ class Features(nn.Module):
         return segments.join([self._of_rows(part, rows) for part, rows in segments.split(ids)])
 
     def _of_rows(self, ids: Tensor, rows: Rows | None) -> Tensor:
-        """ids [S, L], each row one sequence from column 0 on -> [S, L, D]"""
+        """ids [S, L], each row one sequence from column 0 on -> [S, L, D]."""
         x: Tensor | float = 0.0
         for n in range(2, self.ngrams + 1):
             known = (torch.arange(ids.shape[1], device=ids.device) >= n - 1)[:, None]  # an n-gram needs n tokens
@@ -69,7 +69,10 @@ def compare(ids: Tensor, separator: int, rows: Rows | None) -> tuple[Tensor, Ten
     part = (ends.long().cumsum(1) - ends.long()).clamp(max=1)  # a separator belongs to the text it ends
     keys = 2 * ids + part
     plain = ~ends if rows is None else ~ends & rows.mask
-    table = torch.where(plain, keys, -1).sort(dim=1).values
+    table = torch.where(plain, keys, -1)
     wanted = 2 * ids + (1 - part)
+    if torch.compiler.is_exporting():  # ONNX has no binary search: every token with every other, O(L²) booleans
+        return part, (table[:, None, :] == wanted[:, :, None]).any(-1) & plain
+    table = table.sort(dim=1).values
     place = torch.searchsorted(table, wanted).clamp(max=ids.shape[1] - 1)
     return part, (table.gather(1, place) == wanted) & plain

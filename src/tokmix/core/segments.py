@@ -221,6 +221,20 @@ class Segments:
         segments._grouped = segments._single = layout
         return segments
 
+    @classmethod
+    def traceable(cls, mask: Tensor) -> Segments:
+        """One sequence a row from column 0 on, mask [B, T], for torch.export: of the sizes nothing is asked that would fix them.
+        Only plain torch can use it: kernels need `lengths`, `places` and `chunks`, which are empty."""
+        segments, lengths = cls.__new__(cls), mask.sum(1)
+        column = torch.arange(mask.shape[1], device=mask.device)
+        segments.ids, segments.mask, segments.positions = mask.long(), mask, torch.where(mask, column, 0)
+        segments.lengths, segments.row_counts, segments.longest, segments.packed = (), (), mask.shape[1], False
+        segments.cu_seqlens = F.pad(lengths.cumsum(0), (1, 0)).int()
+        segments.places = segments.chunks = None
+        place = torch.arange(mask.shape[0], device=mask.device)
+        segments._grouped = segments._single = _Layout([_Group(None, Rows(mask, lengths))], segments.positions, place, mask)
+        return segments
+
     def _build(self, ids: Tensor, starts: Tensor, device: torch.device) -> None:
         B, T = ids.shape
         self.ids, self.mask = ids, ids != 0

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tokmix.cli.commands.common import add_imports, add_model
+
+ABOUT = "a trained model as a graph that runs without tokmix, for onnxruntime without torch"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write; it must not exist")
+    parser.add_argument("--format", choices=["onnx", "torch"], default="onnx", help="torch: a torch.export program (default: %(default)s)")
+    parser.add_argument("--int8", action="store_true", help="weights as 8-bit integers (onnx)")
+    add_imports(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from tokmix.export import export
+
+    about = export(options.model, options.out, format=options.format, int8=options.int8, imports=options.imports)
+    for check in about.checks:
+        print(f"batch {check.batch}, length {check.length}: differs from torch by {check.difference:.1e}")
+    size = sum(path.stat().st_size for path in options.out.iterdir())
+    print(f"{options.out}: {size / 1e6:.1f} MB")
+    return 0

@@ -1,0 +1,154 @@
+"""Everything that happens to a request before a route sees it, and to every answer: host, token, bounds, log, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tokmix.pages.serve.metrics import Metrics
+
+BODY = 1 << 20  # bytes
+BODY_SECONDS = 10.0
+OPEN_PATHS = ("/healthz", "/readyz")  # what watches a server has no token
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+)
+KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+@dataclass
+class Noted:
+    """What a route tells the log: never a text, unless the log is asked for them."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+
+
+noted: ContextVar[Noted] = ContextVar("noted")
+
+
+def failure(status: int, why: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return JSONResponse({"error": {"message": why, "type": kind, "code": status}}, status, headers)
+
+
+@dataclass
+class Refusal(Exception):
+    status: int
+    why: str
+    headers: dict[str, str] | None = None
+
+
+class Door:
+    """hosts: what a request's Host may say, None: anything. token: what `Authorization: Bearer` has to give, None: nothing."""
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str] | None, token: str | None, metrics: Metrics, paths: Sequence[str], log: str):
+        self.app, self.hosts, self.metrics, self.paths, self.log = app, hosts, metrics, frozenset(paths), log
+        self.token = None if token is None else token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        begin, status, note = time.perf_counter(), 500, Noted()
+        noted.set(note)
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *HEADERS]
+            await send(message)
+
+        self.metrics.open.inc()
+        try:
+            await self._answer(scope, receive, sent)
+        finally:
+            took = time.perf_counter() - begin
+            self.metrics.open.dec()
+            path = scope["path"] if scope["path"] in self.paths else "other"  # strangers must not make up label values
+            self.metrics.requests.labels(path, str(status)).inc()
+            self.metrics.seconds.labels(path).observe(took)
+            self._write_log(scope, status, took, note)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            self._check_host(headers.get(b"host", ""))
+            self._check_token(scope["path"], headers.get(b"authorization", ""))
+            body = await read_body(headers, receive)
+        except Refusal as refused:
+            return await failure(refused.status, refused.why, refused.headers)(scope, receive, send)
+        return await self.app(scope, _again(body, receive), send)
+
+    def _check_host(self, named: str) -> None:
+        """A page elsewhere may own a name that leads here, and its scripts would pass for this machine's."""
+        host = named.rpartition(":")[0] if named.rpartition(":")[2].isdigit() else named
+        if self.hosts is not None and host.lower() not in self.hosts:
+            raise Refusal(421, f"this server is called {', '.join(self.hosts)}, not {host[:80]!r}")
+
+    def _check_token(self, path: str, given: str) -> None:
+        if self.token is None or path in OPEN_PATHS:
+            return
+        kind, _, token = given.partition(" ")
+        # Both are compared whole, in a time that does not tell how far they agree.
+        if not hmac.compare_digest(token.strip().encode("latin-1"), self.token) or kind.lower() != "bearer":
+            raise Refusal(401, "this server needs a token: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
+
+    def _write_log(self, scope: Scope, status: int, took: float, note: Noted) -> None:
+        if self.log == "none" or scope["path"] in OPEN_PATHS:
+            return
+        client = scope.get("client")
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "client": client[0] if client else None,
+            "method": scope["method"], "path": scope["path"][:200], "status": status, "ms": round(took * 1000, 2), **note.numbers,
+        }  # fmt: skip
+        if self.log == "texts":
+            line["texts"] = note.texts
+        print(json.dumps(line), file=sys.stderr, flush=True)
+
+
+async def read_body(headers: dict[bytes, str], receive: Receive) -> bytes:
+    """The whole body, within its bounds of bytes and seconds."""
+    said = headers.get(b"content-length", "0")
+    if said.isdigit() and int(said) > BODY:
+        raise Refusal(413, f"the body has {int(said):,} bytes; at most {BODY:,} are taken", {"Connection": "close"})
+    parts, size, more = [], 0, True
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Refusal(400, "the body ended early")
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > BODY:
+                    raise Refusal(413, f"the body is over {BODY:,} bytes", {"Connection": "close"})
+                more = message.get("more_body", False)
+    except TimeoutError:
+        raise Refusal(408, f"the body did not arrive within {BODY_SECONDS:g} s", {"Connection": "close"}) from None
+    return b"".join(parts)
+
+
+def _again(body: bytes, receive: Receive) -> Callable[[], asyncio.Future[Message]]:
+    """A `receive` that gives the body that was read, then what comes after it: the end of the connection."""
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay  # type: ignore[return-value]

@@ -1,0 +1,121 @@
+"""Requests and answers. pydantic checks them, and FastAPI writes the OpenAPI page from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+INPUTS = 256  # texts of one request
+LETTERS = 100_000  # of one text
+MAX_TOKENS = 1024  # new ones of a text that goes on
+PROMPTS = 16
+
+Text = Annotated[str, Field(min_length=1, max_length=LETTERS)]
+Pair = Annotated[list[Text], Field(min_length=2, max_length=2, description="the two texts of a pair")]
+Row = Text | Pair
+Name = Annotated[str | None, Field(max_length=200, description="the served model's name, as answers give it; may be left out")]
+
+
+class Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class RowsRequest(Request):
+    """One text, or a list of them. For a model that reads pairs a row is a list of two texts."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"input": "a fine film"}, {"input": ["a fine film", "a dull day"]}]})
+    input: Text | Annotated[list[Row], Field(min_length=1, max_length=INPUTS)]
+    model: Name = None
+
+    def rows(self) -> list[tuple[str, ...]]:
+        given = [self.input] if isinstance(self.input, str) else self.input
+        return [(row,) if isinstance(row, str) else tuple(row) for row in given]
+
+
+class EmbeddingsRequest(RowsRequest):
+    encoding_format: Literal["float"] = "float"
+
+
+class CompletionRequest(Request):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}]})
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=PROMPTS)]
+    model: Name = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 100
+    temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False, description="0: the likeliest token")] = 1.0
+    top_p: Annotated[float | None, Field(gt=0, le=1, allow_inf_nan=False)] = None
+    top_k: Annotated[int | None, Field(ge=1, le=1_000_000)] = None
+    seed: Annotated[int | None, Field(ge=0, lt=2**31)] = None
+    stop: Annotated[str, Field(min_length=1, max_length=100)] | Annotated[list[Text], Field(min_length=1, max_length=4)] | None = None
+    stream: Annotated[bool, Field(description="answers as server-sent events, one a piece of text, [DONE] at the end")] = False
+
+    def prompts(self) -> list[str]:
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+    def stops(self) -> list[str]:
+        return [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int = 0
+    total_tokens: int
+
+
+class Classified(BaseModel):
+    index: int
+    label: str | None = None
+    probabilities: dict[str, float] | None = None
+    score: float | None = None
+    truncated: bool = Field(description="whether the text was cut to the model's length")
+
+
+class Classifications(BaseModel):
+    object: Literal["list"] = "list"
+    model: str
+    data: list[Classified]
+    usage: Usage
+
+
+class Embedded(BaseModel):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float]
+
+
+class Embeddings(BaseModel):
+    object: Literal["list"] = "list"
+    model: str
+    data: list[Embedded]
+    usage: Usage
+
+
+class Choice(BaseModel):
+    index: int
+    text: str
+    finish_reason: Literal["stop", "length"] | None
+
+
+class Completion(BaseModel):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | None = None
+
+
+class Status(BaseModel):
+    status: str
+
+
+class Reason(BaseModel):
+    message: str
+    type: str
+    code: int
+
+
+class Error(BaseModel):
+    """Every answer that is not 2xx."""
+
+    error: Reason

@@ -1,0 +1,91 @@
+"""An exported folder: the graph, the tokenizer, and a manifest that says how to use them, with the checksum of each file.
+
+manifest.json     format, task, labels, columns, roles of special tokens, states, what was checked, files
+tokenizer.json    as in the model folder
+model.onnx        or model.pt2 with `--format torch`
+README.md         inputs and outputs for people
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tokmix.runs.files import sha256_file
+from tokmix.runtime.states import StateSpec
+
+MANIFEST = "manifest.json"
+FORMAT = "tokmix-export"
+VERSION = 1
+GRAPHS = {"onnx": "model.onnx", "torch": "model.pt2"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One shape at which the exported graph was compared with torch."""
+
+    batch: int
+    length: int
+    difference: float
+
+
+@dataclass(frozen=True)
+class Manifest:
+    tokmix: str
+    format: str  # of the graph: onnx or torch
+    int8: bool
+    task: str
+    labels: list[str]
+    text_columns: list[str]
+    stack: str
+    dim: int
+    max_len: int  # tokens of a sequence
+    truncate: bool  # whether longer texts are cut to max_len; a language model refuses them
+    limit: int | None  # the longest sequence a language model can go on to; None: any
+    roles: dict[str, int]  # ids of the special tokens
+    chunk: int | None = None  # a language model's step takes this many tokens at a time; None: any number
+    states: list[StateSpec] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)  # name: sha256
+
+    @property
+    def pair(self) -> bool:
+        return len(self.text_columns) == 2
+
+    def json(self) -> str:
+        return json.dumps({"kind": FORMAT, "version": VERSION, **asdict(self)}, indent=1, ensure_ascii=False) + "\n"
+
+
+def checksum(path: Path) -> str:
+    return sha256_file(path)[1]
+
+
+def is_exported(folder: str | Path) -> bool:
+    return (Path(folder) / MANIFEST).is_file()
+
+
+def read(folder: str | Path) -> Manifest:
+    """The manifest of a folder whose files are all as they were written."""
+    path = Path(folder)
+    if not is_exported(path):
+        raise ValueError(f"{path} is not an exported folder: it has no {MANIFEST} (`tokmix export MODEL --out DIR` writes one)")
+    try:
+        known = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        kind, version = known.pop("kind", None), known.pop("version", None)
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: {MANIFEST} cannot be read ({error})") from None
+    if kind != FORMAT or version != VERSION:
+        raise ValueError(f"{path / MANIFEST} has format {kind!r}, version {version!r}; this tokmix reads {FORMAT!r}, version {VERSION}")
+    try:
+        states = [StateSpec(**{**one, "shape": tuple(one["shape"])}) for one in known.pop("states")]
+        checks = [Check(**one) for one in known.pop("checks")]
+        manifest = Manifest(**known, states=states, checks=checks)
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged: {MANIFEST} lacks something or holds too much ({error})") from None
+    for name, wanted in manifest.files.items():
+        if not (path / name).is_file():
+            raise ValueError(f"{path} is damaged: {name} is missing")
+        if checksum(path / name) != wanted:
+            raise ValueError(f"{path} is damaged: {name} is not the file that was exported (its checksum differs)")
+    return manifest

@@ -1,0 +1,198 @@
+"""`tokmix export`: graphs of all kinds of models agree with torch at any shape; the folder appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("tokenizers")
+
+import tokmix
+from tests.lab import settings, write_scores, write_text
+from tokmix.cli.main import main
+from tokmix.core.features import compare
+from tokmix.core.segments import Rows, Segments
+from tokmix.export import check, export
+from tokmix.export.torch_model import TorchModel
+from tokmix.runtime import load
+from tokmix.runtime.folder import read
+from tokmix.training import generate as writing
+from tokmix.training import model_folder
+from tokmix.training.predict import Predictor
+from tokmix.training.train import run as train
+
+TEXTS = ["a fine film", "the awful day was cold and grey so then it was one", "film", "house of the dull road 7"]
+SHORT = {"train__steps": 4, "train__evaluations": 1}
+
+
+@pytest.fixture(scope="module")
+def films(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("export") / "films"
+    export(trained / "run", out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """HSM, causal HyperMixing and attention in one language model."""
+    place = tmp_path_factory.mktemp("writer")
+    stack = "hsm(heads=2), hypermixing(hidden=16), attention(heads=2)"
+    train(
+        write_text(place / "text", 20),
+        place / "lm",
+        settings(model__stack=stack, model__length=32, prepare__vocab=300, **SHORT),
+        quiet=True,
+    )
+    return place
+
+
+def test_predictions_are_those_of_predict(trained: Path, films: Path) -> None:
+    wanted = list(Predictor(model_folder.load(trained / "run"))(TEXTS))
+    model = load(films)
+    assert model.predict(TEXTS) == [one["label"] for one in wanted]
+    for found, known in zip(model.answers(TEXTS), wanted, strict=True):
+        assert found["text"] == known["text"] and found["probabilities"] == pytest.approx(known["probabilities"], abs=1e-5)
+    torch.testing.assert_close(torch.from_numpy(model.predict_proba(TEXTS)).sum(1), torch.ones(len(TEXTS)))
+    assert model.predict([]) == [] and model.embed([]).shape == (0, model.about.dim)
+
+
+def test_embeddings_are_the_input_of_the_head(trained: Path, films: Path) -> None:
+    known, model = model_folder.load(trained / "run"), load(films)
+    pooled = torch.from_numpy(model.embed(TEXTS))
+    torch.testing.assert_close(pooled.numpy(), tokmix.load(trained / "run").embed(TEXTS), atol=1e-5, rtol=0)
+    logits = known.model.head(pooled)
+    torch.testing.assert_close(logits.softmax(-1), torch.from_numpy(model.predict_proba(TEXTS)), atol=1e-5, rtol=0)
+
+
+def test_five_shapes_are_checked_and_told(films: Path) -> None:
+    about = read(films)
+    assert len(about.checks) == 5 and {one.length for one in about.checks} >= {1, about.max_len}
+    assert all(one.difference < check.FLOAT32 for one in about.checks)
+    assert set(about.files) == {"model.onnx", "tokenizer.json", "README.md"}
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_pairs_and_scores(tmp_path: Path, format: str) -> None:
+    train(write_scores(tmp_path / "scores.tsv", 60), tmp_path / "run", settings(**SHORT, model__ngrams=2), quiet=True)
+    config = model_folder.load(tmp_path / "run").model.config
+    assert config.separator is not None, "texts of a pair are compared: the export has its own way to"
+    about = export(tmp_path / "run", tmp_path / "out", format=format)
+    assert about.pair and about.task == "regress" and max(one.difference for one in about.checks) < check.FLOAT32
+    if format == "onnx":
+        pair = ("the day", "fine warm dull day")
+        (wanted,) = Predictor(model_folder.load(tmp_path / "run"))([pair])
+        assert load(tmp_path / "out").predict([pair]) == pytest.approx([wanted["score"]], abs=1e-4)
+        with pytest.raises(ValueError, match="reads 2 texts at a time, not 1"):
+            load(tmp_path / "out").predict(["alone"])
+
+
+def test_a_language_model_steps_with_states(writer: Path, tmp_path: Path) -> None:
+    about = export(writer / "lm", tmp_path / "out")
+    assert about.chunk == 1, "causal HyperMixing is exported token by token"
+    assert [spec.grows for spec in about.states].count(True) == 2, "attention's keys and values"
+    trained = model_folder.load(writer / "lm")
+    for prompt in ("the day", "one film with a house"):
+        start, _ = writing.begin(trained, prompt)
+        eot = trained.roles["eot"]
+        (ids,) = tokmix.generate(trained.model, [start], 12, stop=(eot,))
+        before = trained.tokenizer.decode(start[1:])
+        wanted = trained.tokenizer.decode(start[1:] + [i for i in ids if i != eot])[len(before) :]
+        assert wanted
+        assert "".join(load(tmp_path / "out").generate(prompt, 12)) == wanted
+        assert "".join(TorchModel(trained).generate(prompt, 12)) == wanted
+    with pytest.raises(ValueError, match="embed needs one for classify"):
+        load(tmp_path / "out").embed(["a"])
+    with pytest.raises(ValueError, match="predict needs one for classify"):
+        load(tmp_path / "out").predict(["a"])
+
+
+def test_int8_is_smaller_and_close(trained: Path, films: Path, tmp_path: Path) -> None:
+    tokmix.load(trained / "run").export(tmp_path / "int8", int8=True)
+    small, whole = load(tmp_path / "int8"), load(films)
+    assert small.predict_proba(TEXTS) == pytest.approx(whole.predict_proba(TEXTS), abs=0.05)
+    ops = {node.op_type for node in __import__("onnx").load(tmp_path / "int8" / "model.onnx").graph.node}
+    assert "MatMulInteger" in ops or "DynamicQuantizeMatMul" in ops
+
+
+def test_a_graph_that_does_not_agree_leaves_no_folder(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "FLOAT32", 0.0)
+    monkeypatch.setattr(check, "_rows", lambda *given: 0.5)
+    with pytest.raises(ValueError, match=r"differs from the model by 5\.0e-01 at batch 1, length 1; .* nothing was written"):
+        export(trained / "run", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_refusals(trained: Path, films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(trained / "run"), "--out", str(films)]) == 1
+    assert "exists already" in capsys.readouterr().err
+    assert main(["export", str(trained / "run"), "--out", str(tmp_path / "x"), "--int8", "--format", "torch"]) == 1
+    assert "--int8 works with --format onnx" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="is not an exported folder"):
+        load(trained / "run")
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "tokenizer.json", "manifest.json"])
+def test_damage_is_found(films: Path, tmp_path: Path, name: str) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in films.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    content = bytearray((copy / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    if name == "manifest.json":
+        content = bytearray(json.dumps({**json.loads((copy / name).read_text()), "kind": "other"}).encode())
+    (copy / name).write_bytes(content)
+    with pytest.raises(ValueError, match="its checksum differs|has format 'other'"):
+        load(copy)
+
+
+def test_comparing_texts_token_by_token_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.randint(0, 9, (6, 20), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(20) < torch.tensor([20, 3, 11, 1, 8, 15])[:, None]
+    for rows in (None, Rows(mask, mask.sum(1))):
+        wanted = compare(ids, 3, rows)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.compiler, "is_exporting", lambda: True)
+            found = compare(ids, 3, rows)
+        assert all(torch.equal(one[mask], other[mask]) for one, other in zip(found, wanted, strict=True))
+
+
+STACKS: dict[str, dict[str, Any]] = {
+    "hypermixing(hidden=8)": {}, "hsm(variant='gate')": {}, "fnet": {}, "gmlp": {}, "mlp_mixer": {}, "linear_attention": {},
+    "relu_attention": {}, "shared_vector": {}, "attention(heads=2, rotary=True)": {"pooling": "max", "positions": "learned"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_traceable_segments_give_what_segments_give(stack: str) -> None:
+    config = tokmix.ModelConfig(stack, dim=8, vocab=20, head="classify", causal=False, max_len=16, **STACKS[stack])
+    model = tokmix.Model(config).eval()
+    mask = torch.arange(9) < torch.tensor([9, 4, 1])[:, None]
+    ids = torch.randint(0, 20, (3, 9))
+    torch.testing.assert_close(model(ids, Segments.traceable(mask)), model(ids, Segments.from_mask(mask)))
+
+
+def test_the_runtime_needs_no_torch(films: Path) -> None:
+    code = f"""
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers", "onnx"): raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Refuse())
+import tokmix, tokmix.runtime
+model = tokmix.runtime.load({str(films)!r})
+print(model.predict(["a fine film"])[0], model.embed(["a fine film"]).shape[0])
+try: tokmix.Model
+except ImportError as error: print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["good 1", "tokmix.Model needs torch: pip install 'tokmix[torch]'"], done.stderr
