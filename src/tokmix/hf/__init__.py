@@ -10,6 +10,7 @@ config.py     TokmixConfig: the fields of ModelConfig and a format version
 models.py     one class a head; base.py: what they share, and loading; inputs.py, loss.py: what goes in, what comes out
 cache.py      the cache of generate(): the mixers' own states; attentions.py: attention maps
 tokenizer.py  a `tokenizers` object as pipelines want it
+swap.py       mixers in place of attention in models of transformers; swapped.py: what stands there; masks.py: their masks
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tokmix.hf.models import (
     TokmixModel,
     load_model,
 )
+from tokmix.hf.swap import swap
 from tokmix.hf.tokenizer import wrap_tokenizer
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "TokmixForTokenClassification",
     "TokmixModel",
     "load_model",
+    "swap",
     "wrap_tokenizer",
 ]
 

@@ -161,7 +161,7 @@ class TokmixPreTrainedModel(PreTrainedModel):
             loaded: Any = super().from_pretrained(path, *args, output_loading_info=True, **{**kwargs, "ignore_mismatched_sizes": True})
         model, info = loaded
         new_head = saved is None or saved.head != model.config.head
-        _check(path, info, new_head, new_head or kwargs.get("ignore_mismatched_sizes", False))
+        _check(path, info, new_head, bool(kwargs.get("ignore_mismatched_sizes", False)))
         if saved is not None and saved.embedding_std != model.config.embedding_std:
             with torch.no_grad():
                 model.core.embedding.weight.mul_(model.config.embedding_std / saved.embedding_std)
@@ -179,14 +179,14 @@ def _one_line(path: Any) -> Iterator[None]:
         raise ValueError(f"model folder {str(path)!r} cannot be loaded: {' '.join(str(error).split())}") from error
 
 
-def _check(path: Any, info: dict[str, Any], new_head: bool, new_shape: bool) -> None:
+def _check(path: Any, info: dict[str, Any], new_head: bool, any_shape: bool) -> None:
     """A weight that is missing or of another shape would be left to chance, one too many would be dropped; only a head
-    may be new, or of another shape."""
+    may be new. any_shape: whoever loads it takes weights of another shape for new ones."""
     shapes = {name: f"{name} of shape {list(found)} for {list(wanted)}" for name, found, wanted in info["mismatched_keys"]}
     for what, names, free in (
         ("lacks weights", {name: name for name in info["missing_keys"]}, new_head),
         ("holds weights of another model", {name: name for name in info["unexpected_keys"]}, new_head),
-        ("holds weights of another shape", shapes, new_shape),
+        ("holds weights of another shape", {} if any_shape else shapes, new_head),
     ):
         wrong = [names[name] for name in sorted(names) if not (free and name.startswith(HEAD))]
         if wrong:

@@ -133,6 +133,18 @@ class TokmixConfig(PreTrainedConfig):
         return super().from_dict(_merge(config_dict, changes), **kwargs)
 
     @property
+    def num_labels(self) -> int | None:
+        return None if self.id2label is None else len(self.id2label)
+
+    @num_labels.setter
+    def num_labels(self, number: int) -> None:
+        """As the parent's; the head has as many outputs."""
+        if self.id2label is None or len(self.id2label) != number:
+            self.id2label = {i: f"LABEL_{i}" for i in range(number)}
+            self.label2id = {name: i for i, name in self.id2label.items()}
+        self.classes = number
+
+    @property
     def num_hidden_layers(self) -> int:
         return len(stack.parse(self.stack))
 

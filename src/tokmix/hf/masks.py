@@ -1,0 +1,82 @@
+"""The attention masks of Hugging Face models -> Segments, for mixers that stand where attention was.
+
+A layer is given None, [B, K] (1 = real token), or [B, 1, Q, K]: bool (True = may read) or 0 and a large negative number. K counts the
+tokens in the cache too. Whatever a mixer cannot honour is an error, never ignored.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+
+from tokmix.core.segments import Segments
+
+
+def read_mask(mask: object, length: int, causal: bool, windowed: bool) -> Segments | None:
+    """Of the last `length` tokens. windowed: attention read only near tokens there, which the mixer need not follow."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.dim() not in (2, 4):
+        raise ValueError(f"a swapped layer cannot read an attention mask of type {type(mask).__name__}; use attn_implementation='sdpa'")
+    host = mask.detach().cpu()
+    if host.dim() == 2:
+        real = host[:, -length:] != 0
+        return None if bool(real.all()) else Segments.from_mask(real).to(mask.device)
+    if host.shape[2] != length:
+        raise ValueError(f"an attention mask of shape {list(host.shape)} does not fit {length} tokens")
+    seen = host if host.dtype == torch.bool else host > torch.finfo(host.dtype).min / 2
+    if not bool((seen == seen[:, :1]).all()):
+        raise ValueError("a swapped layer cannot honour a mask that differs between heads")
+    return _segments(seen[:, 0], length, causal, windowed, mask.device)
+
+
+def _segments(seen: Tensor, length: int, causal: bool, windowed: bool, device: torch.device) -> Segments | None:
+    """seen [B, Q, K]"""
+    past = seen.shape[2] - length
+    own = seen[:, :, past:]  # [B, Q, Q]
+    # A key is real where some later token of its row reads it; a row of padding alone may be all True, against NaN.
+    real = own.diagonal(dim1=1, dim2=2)
+    if causal:
+        ahead = own.triu(1).any(2)
+        real = real & ~ahead
+    elif not windowed:
+        real = own[:, 0] if bool((own == own[:, :1]).all()) else real
+    # Two neighbours that read each other are of one sequence; a hole in a padded row is not an end.
+    linked = own.diagonal(offset=-1, dim1=1, dim2=2)
+    starts = real & ~torch.cat([torch.zeros_like(real[:, :1]), linked], dim=1)
+    number = starts.long().cumsum(1)
+    packed = torch.where(real, number, 0)
+    if past and bool((number > 1).any()):
+        raise ValueError("a swapped layer with a cache continues one sequence a row; this mask packs several")
+    if not windowed:
+        expected = (packed[:, :, None] == packed[:, None]) & real[:, :, None]
+        expected = expected.tril() if causal else expected
+        if not bool(((own & real[:, None]) == expected)[real].all()):
+            raise ValueError("a swapped layer can honour padding, packed rows and the causal order, not this attention mask")
+    if bool((number > 1).any()):
+        return Segments(packed).to(device)
+    return None if bool(real.all()) else Segments.from_mask(real).to(device)
+
+
+class LastMask:
+    """All layers of a model are given one and the same mask: read it once."""
+
+    def __init__(self) -> None:
+        self.mask: weakref.ref[Tensor] | None = None
+        self.key: tuple[int, int, bool, bool] | None = None
+        self.segments: Segments | None = None
+
+    def read(self, mask: object, length: int, causal: bool, windowed: bool) -> Segments | None:
+        if not isinstance(mask, Tensor) or mask.is_inference():
+            return read_mask(mask, length, causal, windowed)
+        key = (mask._version, length, causal, windowed)
+        if self.mask is None or self.mask() is not mask or self.key != key:
+            self.segments = read_mask(mask, length, causal, windowed)
+            self.mask, self.key = weakref.ref(mask), key
+        return self.segments
+
+    def __reduce__(self) -> tuple[type[LastMask], tuple[()]]:
+        """Copies and pickles start afresh."""
+        return LastMask, ()

@@ -1,0 +1,131 @@
+"""What stands where attention was in a Hugging Face model: a mixer with the attention module's call, or another way to read q, k and v."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, Cache
+from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from tokmix.core.mixer import Mixer
+from tokmix.hf.cache import MixerState
+from tokmix.hf.masks import LastMask
+from tokmix.ops import linear_attention
+from tokmix.ops.hyper_mlp import relu_of_normalised
+
+
+class SwappedState(MixerState):
+    """The state of a swapped layer between keys and values of others."""
+
+    is_croppable = False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove:
+            self.activate_past_recording()
+
+    def activate_past_recording(self) -> None:
+        raise ValueError("a model with swapped layers cannot roll its cache back, which assisted generation needs: generate without it")
+
+
+class SwappedAttention(nn.Module):
+    """A mixer with the call of the attention module whose place it takes; it returns no attention weights (None)."""
+
+    def __init__(self, mixer: Mixer, old: nn.Module, layer: int, last: LastMask):
+        super().__init__()
+        self.mixer, self.layer_idx, self.is_causal = mixer, layer, mixer.causal
+        self.windowed = getattr(old, "sliding_window", None) is not None
+        self._call, self._last = inspect.signature(type(old).forward), last
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        given = self._call.bind(self, *args, **kwargs).arguments
+        given |= given.pop("kwargs", {})
+        x: Tensor = given["hidden_states"]
+        if given.get("encoder_hidden_states") is not None:
+            raise ValueError("a swapped layer reads its own tokens alone, not encoder_hidden_states")
+        segments = self._last.read(given.get("attention_mask"), x.shape[1], self.mixer.causal, self.windowed)
+        past = given.get("past_key_values")
+        if past is None or not self.mixer.causal:
+            return self.mixer(x, segments), None
+        slot = self._slot(past)
+        state = slot.state["mixer"] if slot.is_initialized else self.mixer.init_state(x.shape[0], x)
+        y, state = self.mixer.step(x, state, segments)
+        slot.put(state, torch.full((x.shape[0],), slot.seen + x.shape[1], device=x.device), x.shape[1])
+        return y, None
+
+    def _slot(self, past: Cache) -> SwappedState:
+        if isinstance(past, EncoderDecoderCache):
+            past = past.self_attention_cache
+        layers: list[Any] = past.layers
+        while len(layers) <= self.layer_idx:  # DynamicCache() without a config grows as it is filled
+            layers.append(DynamicLayer())
+        slot = layers[self.layer_idx]
+        if isinstance(slot, SwappedState):
+            return slot
+        if not isinstance(slot, DynamicLayer) or slot.get_seq_length():
+            raise ValueError(f"a swapped layer takes a new DynamicCache, not one of {type(slot).__name__}")
+        layers[self.layer_idx] = made = SwappedState()
+        return made
+
+
+def _allowed(module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool | None) -> Tensor | None:
+    """Who reads whom, bool and broadcastable to [B, H, Q, K]; None = everybody."""
+    if mask is not None:
+        mask = mask[..., : k.shape[2]]
+        return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", False)
+    if not causal or q.shape[2] == 1:
+        return None
+    ones = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+    return ones.tril(k.shape[2] - q.shape[2])
+
+
+def _repeated(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values for each head of the queries."""
+    groups = q.shape[1] // k.shape[1]
+    return (k, v) if groups == 1 else (k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1))
+
+
+def read_relu(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any) -> tuple[Tensor, None]:
+    """As relu_attention reads: ReLU(s / ‖s‖) of the scores s, whatever their scale."""
+    k, v = _repeated(module, q, k, v)
+    allowed = _allowed(module, q, k, mask, more.get("is_causal"))
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = q.to(wide) @ k.to(wide).transpose(-1, -2)
+    if allowed is not None:
+        scores = torch.where(allowed, scores, 0)
+    return (relu_of_normalised(scores).to(v.dtype) @ v).transpose(1, 2).contiguous(), None
+
+
+def read_linear(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any) -> tuple[Tensor, None]:
+    """As linear_attention reads, with the features elu + 1; under a mask by the products of all pairs."""
+    k, v = _repeated(module, q, k, v)
+    allowed = _allowed(module, q, k, mask, more.get("is_causal"))
+    q, k = linear_attention.features(q), linear_attention.features(k)
+    if allowed is None:
+        y = linear_attention.bidirectional(q, k, v)
+    else:
+        scores = torch.where(allowed, q @ k.transpose(-1, -2), 0)
+        y = (scores @ v) / scores.sum(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
+    return y.to(v.dtype).transpose(1, 2).contiguous(), None
+
+
+READERS: dict[str, Callable[..., tuple[Tensor, None]]] = {
+    "attention": sdpa_attention_forward,
+    "relu_attention": read_relu,
+    "linear_attention": read_linear,
+}
+PREFIX = "tokmix_"
+for _name, _reader in READERS.items():
+    AttentionInterface.register(PREFIX + _name, _reader)
+
+
+def read_by(module: nn.Module, name: str) -> None:
+    """Have an attention module of transformers read its q, k and v by one of READERS; its weights, cache and masks stay its own."""
+    module.config = copy.copy(module.config)
+    module.config._attn_implementation_internal = PREFIX + name  # type: ignore[union-attr]
