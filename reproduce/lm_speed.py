@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from reproduce import fleet, lm
 from reproduce.job import Context
 from tokmix.bench.clock import Clock, GpuClock, Timing
-from tokmix.core.mixer import State, states_given_away
+from tokmix.core.mixer import State, inplace_states
 from tokmix.core.model import Model
 
 
@@ -79,7 +79,7 @@ def _decode(net: Model, ids: Tensor, state: State) -> Tensor:
     """One token at a time. The given state is copied, so that every call begins at the same place."""
     now = tree_map(lambda part: part.clone(), state)
     logits = ids
-    with states_given_away():
+    with inplace_states():
         for column in range(ids.shape[1]):
             logits, now = net.step(ids[:, column : column + 1], now)
     return logits

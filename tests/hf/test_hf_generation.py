@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from transformers import DynamicCache
@@ -80,3 +82,32 @@ def test_generation_past_the_longest_sequence_is_an_error() -> None:
     ids, mask, _ = batch(left=True)
     with pytest.raises(ValueError, match="max_len=40"):
         generated(made(positions="learned"), ids, mask, max_new_tokens=40)
+
+
+def test_a_prompt_gives_the_logits_of_its_last_tokens_alone() -> None:
+    """generate() asks for them: the whole prompt's logits would be the largest tensor of all."""
+    model = made(tie=False)
+    for left in (True, False):
+        ids, mask, _ = batch(left=left)
+        whole = model(ids, attention_mask=mask).logits
+        for kept in (1, 3):
+            with torch.no_grad():
+                found = model(ids, attention_mask=mask, past_key_values=DynamicCache(config=model.config), logits_to_keep=kept).logits
+            assert found.shape[1] == kept
+            assert torch.allclose(found[mask[:, -kept:].bool()], whole[:, -kept:][mask[:, -kept:].bool()], atol=1e-10)
+
+
+def test_generation_changes_its_cache_in_place_and_a_copy_of_it_goes_on_alone() -> None:
+    model = made("attention(heads=2), hsm", tie=False)
+    ids = torch.tensor([[3, 1, 4], [2, 7, 1]])
+    past = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(ids, past_key_values=past)
+        where = past.layers[0].state["mixer"]["k"].data_ptr()
+        other = copy.deepcopy(past)
+        first = model(ids[:, :1], past_key_values=past).logits
+        assert past.layers[0].state["mixer"]["k"].data_ptr() == where
+        model(ids[:, 1:2], past_key_values=other)
+        rest = model(ids[:, 1:2], past_key_values=past).logits
+    whole = model(torch.cat([ids, ids[:, :2]], 1)).logits
+    assert torch.allclose(torch.cat([first, rest], 1), whole[:, 3:], atol=1e-10)

@@ -18,7 +18,7 @@ import tokmix
 from tests.cases import leaves, tokens
 from tests.kernel_rule import DTYPES, Seen, each_device, error, few_programs  # noqa: F401  (the last is a fixture for every test)
 from tokmix.core.block import LAYOUTS, FeedForward, Layer
-from tokmix.core.mixer import states_given_away
+from tokmix.core.mixer import inplace_states
 from tokmix.core.segments import Segments
 from tokmix.ops.dispatch import implementation
 from tokmix.ops.shift_mix import select as shift
@@ -39,13 +39,13 @@ def hsm(device: str, dtype: torch.dtype = torch.float32, **options: object) -> t
 @contextmanager
 def given_away() -> Iterator[None]:
     """As `generate` decodes."""
-    with torch.inference_mode(), states_given_away():
+    with torch.inference_mode(), inplace_states():
         yield
 
 
 @contextmanager
 def training_inside() -> Iterator[None]:
-    with states_given_away(), torch.enable_grad():
+    with inplace_states(), torch.enable_grad():
         yield
 
 

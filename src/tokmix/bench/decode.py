@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tokmix.bench.clock import Call
 from tokmix.bench.session import Session, tensors_bytes
-from tokmix.core.mixer import Mixer, State, create, states_given_away
+from tokmix.core.mixer import Mixer, State, create, inplace_states
 
 TOKENS = 8
 BACKENDS = {
@@ -87,7 +87,7 @@ def stepped(mixers: list[Mixer], batch: int, context: int) -> Chain:
 
     def call() -> Tensor:
         y, now = x, states
-        with torch.inference_mode(), states_given_away():  # as generation does
+        with torch.inference_mode(), inplace_states():  # as generation does
             for _ in range(TOKENS):
                 y, after = x, []
                 for mixer, state in zip(mixers, now, strict=True):

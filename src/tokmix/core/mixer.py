@@ -73,22 +73,39 @@ class Cost:
         return 3 * self.matmul - self.constant + self.recomputed
 
 
-_given_away: ContextVar[bool] = ContextVar("given_away", default=False)
+@dataclass(frozen=True)
+class InPlace:
+    """What a caller of `step` allows and knows.
+
+    position  where every row stands, known on the host; None: rows stand at positions of their own
+    room      slots that growing caches should get at once
+    fixed     caches keep their size, which is large enough: for CUDA graphs
+    """
+
+    position: int | None = None
+    room: int = 0
+    fixed: bool = False
+
+
+_in_place: ContextVar[InPlace | None] = ContextVar("in_place", default=None)
 
 
 @contextmanager
-def states_given_away() -> Iterator[None]:
-    """Inside, `step` may change the state it is given and hand it back: for whoever goes on from the newest state alone, as
-    generation does. A ring of thousands of tokens need not be copied to change one of them."""
-    before = _given_away.set(True)
+def inplace_states(*, position: int | None = None, room: int = 0, fixed: bool = False) -> Iterator[None]:
+    """Inside, `step` may change the state it is given and return it: for a caller that goes on from the newest state alone, as
+    generation does. Caches are then written in place. The options are those of `InPlace`."""
+    before = _in_place.set(InPlace(position, room, fixed))
     try:
         yield
     finally:
-        _given_away.reset(before)
+        _in_place.reset(before)
 
 
-def may_change_states() -> bool:
-    return not torch.compiler.is_compiling() and _given_away.get() and not torch.is_grad_enabled()
+def in_place() -> InPlace | None:
+    """What the caller allows; None where a state must stay as it is."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return None
+    return _in_place.get()
 
 
 class Mixer(nn.Module, ABC):
@@ -145,7 +162,7 @@ class Mixer(nn.Module, ABC):
 
     def step(self, x: Tensor, state: State, segments: Segments | None = None) -> tuple[Tensor, State]:
         """The next T >= 1 tokens of each row -> (y [B, T, D], new state). Padding leaves a row's state as it was. The state
-        given stays as it is, except inside `states_given_away`."""
+        given stays as it is, except inside `inplace_states`."""
         raise self.lacks("step")
 
     def add_normed(self, x: Tensor, norm: nn.Module, segments: Segments | None = None) -> Tensor | None:

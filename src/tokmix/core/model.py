@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tokmix.core import checks, stack
 from tokmix.core.block import LAYOUTS, NORMS, FeedForward, Layer, make_norm
 from tokmix.core.features import LONGEST, Features
-from tokmix.core.mixer import NORM, Cost, State, check_options, create
+from tokmix.core.mixer import NORM, Cost, State, check_options, create, in_place
 from tokmix.core.offload import with_weights
 from tokmix.core.positions import PositionCode, count, within
 from tokmix.core.segments import Rows, Segments, check_segments
@@ -188,7 +188,7 @@ class Model(nn.Module):
         if segments is not None and segments.mask.shape != ids.shape[:2]:
             raise ValueError(f"segments of shape {list(segments.mask.shape)} do not fit ids of shape {list(ids.shape)}")
         longest = ids.shape[1] if segments is None else segments.longest
-        if self.limit is not None and longest > self.limit:
+        if longest > 1 and self.limit is not None and longest > self.limit:
             raise ValueError(f"a sequence of {longest} tokens is longer than this model takes: max_len={self.limit}")
         return None if segments is None else segments.to(ids.device)
 
@@ -263,10 +263,11 @@ class Model(nn.Module):
         position = torch.zeros(batch, dtype=torch.long, device=like.device)
         return {"position": position, "layers": [layer.mixer.init_state(batch, like) for layer in self.layers]}
 
-    def step(self, ids: Tensor, state: State, segments: Segments | None = None) -> tuple[Tensor, State]:
-        """The next tokens of each row, ids [B, T] -> (logits [B, T, vocab], new state); padding leaves a row's as it was."""
+    def step(self, ids: Tensor, state: State, segments: Segments | None = None, *, last: bool = False) -> tuple[Tensor, State]:
+        """The next tokens of each row, ids [B, T] -> (logits [B, T, vocab], new state); padding leaves a row's as it was.
+        last: logits of each row's last token alone, [B, 1, vocab]; those of a row of padding mean nothing."""
         x, state = self.advance(ids, state, segments)
-        return self.finish(x, segments), state
+        return self.finish(_last(x, segments) if last and x.shape[1] > 1 else x), state
 
     def advance(self, ids: Tensor, state: State, segments: Segments | None = None, *, watch: Watch | None = None) -> tuple[Tensor, State]:
         """As `hidden`, for `step`."""
@@ -278,9 +279,8 @@ class Model(nn.Module):
         position = state["position"]
         if position.shape[0] != ids.shape[0]:
             raise ValueError(f"a state of {position.shape[0]} rows does not fit ids of shape {list(ids.shape)}")
-        steps = count(ids.shape[1], None, ids.device) if segments is None else segments.positions
         new = ids.shape[1] if segments is None else segments.mask.sum(1)
-        x = self._embed(ids, segments, self._within(position[:, None] + steps, segments))
+        x = self._embed(ids, segments, self._next_positions(ids, position, segments))
         if watch is not None:
             watch(x)
         after = []
@@ -291,14 +291,27 @@ class Model(nn.Module):
                 watch(x)
         return self.norm(x), {"position": position + new, "layers": after}
 
-    def _within(self, positions: Tensor, segments: Segments | None) -> Tensor:
-        """Positions that a learned code knows; a row that runs past them is an error, one of padding is not."""
-        if self.config.positions != "learned" or torch.compiler.is_compiling() or positions.numel() == 0:
+    def _next_positions(self, ids: Tensor, position: Tensor, segments: Segments | None) -> Tensor:
+        """Of tokens that continue rows at `position` [B]: [B, T], or [T] where the host knows one start for all rows."""
+        allowed = in_place()
+        if segments is None and allowed is not None and allowed.position is not None:
+            self._check_room(allowed.position + ids.shape[1])
+            return torch.arange(allowed.position, allowed.position + ids.shape[1], device=ids.device)
+        steps = count(ids.shape[1], None, ids.device) if segments is None else segments.positions
+        return self._within(position[:, None] + steps, segments, fixed=allowed is not None and allowed.fixed)
+
+    def _within(self, positions: Tensor, segments: Segments | None, fixed: bool) -> Tensor:
+        """Positions that a learned code knows; a row that runs past them is an error, one of padding is not. A caller with fixed
+        room has checked it: a CUDA graph cannot ask."""
+        if self.config.positions != "learned" or torch.compiler.is_compiling() or positions.numel() == 0 or fixed:
             return positions
         real = positions if segments is None else torch.where(segments.mask, positions, 0)
-        if int(real.max()) >= self.config.max_len:
-            raise ValueError(f"a sequence of {int(real.max()) + 1} tokens is longer than this model takes: max_len={self.config.max_len}")
+        self._check_room(int(real.max()) + 1)
         return real
+
+    def _check_room(self, length: int) -> None:
+        if self.config.positions == "learned" and length > self.config.max_len:
+            raise ValueError(f"a sequence of {length} tokens is longer than this model takes: max_len={self.config.max_len}")
 
     def cost(self, length: int) -> Cost:
         """Of one sequence of that length, forward; the embedding is a look-up and costs nothing."""
@@ -321,3 +334,12 @@ class Model(nn.Module):
 
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def _last(x: Tensor, segments: Segments | None) -> Tensor:
+    """x [B, T, D] -> [B, 1, D], each row's last real token."""
+    if segments is None:
+        return x[:, -1:]
+    columns = torch.arange(x.shape[1], device=x.device)
+    at = torch.where(segments.mask, columns, 0).amax(1)
+    return x.gather(1, at[:, None, None].expand(-1, 1, x.shape[2]))

@@ -14,11 +14,15 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from tokmix.core import checks
-from tokmix.core.mixer import states_given_away
+from tokmix.core.decoding import Decoder
+from tokmix.core.mixer import State
 from tokmix.core.model import Model
 from tokmix.core.segments import Segments
+
+AHEAD = 8  # tokens that a GPU makes before the host reads them
 
 
 @overload
@@ -61,7 +65,8 @@ def generate(
         raise ValueError(f"stop={stop!r} should be a list of whole numbers, such as [2]") from None
     _check(model, rows, max_new, min_new, temperature, top_k, top_p, stops)
     seed = _seed(seed)
-    tokens = _tokens(model, rows, max_new, min_new, temperature, top_k, top_p, stops, seed)
+    choice = Choice(len(rows), max_new, min_new, temperature, top_k, top_p, stops, seed, model.device)
+    tokens = _tokens(model, rows, max_new, stops, choice)
     if stream:
         return tokens
     new: list[list[int]] = [[] for _ in rows]
@@ -110,58 +115,100 @@ def _check(
         raise ValueError(f"stop holds all {config.vocab} tokens of the vocabulary, and none of them may come before min_new={min_new}")
 
 
-def _tokens(
-    model: Model, prompts: list[list[int]], max_new: int, min_new: int, temperature: float, top_k: int | None, top_p: float | None,
-    stop: tuple[int, ...], seed: int,
-) -> Iterator[tuple[int, int]]:  # fmt: skip
-    """(row, id) for each new token, row by row within a step. A finished row is padding from then on."""
+def _tokens(model: Model, prompts: list[list[int]], max_new: int, stop: tuple[int, ...], choice: Choice) -> Iterator[tuple[int, int]]:
+    """(row, id) for each new token, row by row within a step. A finished row goes on unread until half of the rows are finished, and
+    is then dropped: a batch that keeps its shape needs no work on the host."""
     if not prompts or max_new == 0:
         return
-    device = model.device
-    streams = [torch.Generator().manual_seed((seed * 1_000_003 + row) % 2**63) for row in range(len(prompts))]
-    lengths = [len(prompt) for prompt in prompts]
-    ids = torch.zeros(len(prompts), max(lengths), dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt)] = torch.tensor(prompt)
-    state, alive = model.init_state(len(prompts)), list(range(len(prompts)))
+    device, lengths = model.device, [len(prompt) for prompt in prompts]
+    decoder = Decoder(model, max(lengths) + max_new, choice, tokens=max_new - 1)
+    position = lengths[0] if len(set(lengths)) == 1 else None  # of all rows
+    rows = alive = list(range(len(prompts)))
+    unread: list[Tensor] = []
+    ahead = AHEAD if device.type == "cuda" else 1  # a GPU need not wait until the host has read a token
     was_training = model.training
     model.eval()
     try:
-        for done in range(max_new):
-            segments = Segments.from_lengths(lengths, ids.shape[1], device=device)
-            with torch.inference_mode(), states_given_away():
-                logits, state = model.step(ids.to(device), state, segments)
-                last = logits[torch.arange(len(prompts)), torch.tensor(lengths).sub(1).clamp(min=0).to(device)]
-                last = last.float() if last.dtype.itemsize < 4 else last
-                if stop and done < min_new:
-                    last[:, list(stop)] = -torch.inf
-                chosen = _choose(last, temperature, top_k, top_p, streams).tolist()
-            yield from ((row, chosen[row]) for row in alive)
-            alive = [row for row in alive if chosen[row] not in stop]
-            if not alive:
-                return
-            ids = torch.tensor(chosen)[:, None]
-            lengths = [int(row in alive) for row in range(len(prompts))]
+        chosen, state = _prefill(decoder, prompts, lengths, device, choice)
+        for done in range(1, max_new + 1):
+            unread.append(chosen)
+            if done == max_new or len(unread) == ahead or done == 1:
+                for ids in torch.stack(unread).tolist():
+                    now = dict(zip(rows, ids, strict=True))
+                    yield from ((row, now[row]) for row in alive)
+                    alive = [row for row in alive if now[row] not in stop]
+                unread.clear()
+                if not alive or done == max_new:
+                    return
+                if 2 * len(alive) <= len(rows):
+                    kept = torch.tensor([rows.index(row) for row in alive], device=device)
+                    chosen, state = chosen[kept], tree_map(lambda leaf, kept=kept: leaf.index_select(0, kept), state)
+                    choice.keep(kept)
+                    rows = alive
+            with torch.inference_mode():
+                chosen, state = decoder.next(chosen[:, None], state, position=None if position is None else position + done - 1)
     finally:
         model.train(was_training)
 
 
-def _choose(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, streams: list[torch.Generator]) -> Tensor:
-    """logits [B, vocab] -> [B] ids. Sampling inverts the cumulative distribution at one uniform number a row, taken
-    among the tokens from the likeliest down."""
-    if temperature == 0:
-        return logits.argmax(-1)
-    logits, ids = logits.sort(dim=-1, descending=True, stable=True)
-    if top_k is not None:
-        logits, ids = logits[:, :top_k], ids[:, :top_k]
-    # From the likeliest down, in double: the smallest temperatures there are must not turn it into infinity or 0 / 0.
-    probabilities = ((logits.double() - logits[:, :1].double()) / temperature).softmax(-1)
-    if top_p is not None:
-        before = probabilities.cumsum(-1) - probabilities
-        probabilities = torch.where(before < top_p, probabilities, 0)
-    cumulative = probabilities.cumsum(-1)
-    uniform = torch.stack([torch.rand((), generator=stream, dtype=torch.double) for stream in streams]).to(logits.device)
-    target = uniform[:, None] * cumulative[:, -1:]
-    place = torch.searchsorted(cumulative, target, right=True)
-    likely = (probabilities > 0).sum(-1, keepdim=True) - 1  # rounding must not pick a token of probability zero
-    return ids.gather(-1, torch.minimum(place, likely)).squeeze(-1)
+def _prefill(decoder: Decoder, prompts: list[list[int]], lengths: list[int], device: torch.device, choice: Choice) -> tuple[Tensor, State]:
+    """The first new ids [B], and the state after the prompts."""
+    ids = torch.zeros(len(prompts), max(lengths), dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = torch.tensor(prompt)
+    ragged = len(set(lengths)) > 1
+    segments = Segments.from_lengths(lengths, ids.shape[1], device=device) if ragged else None
+    with torch.inference_mode():
+        logits, state = decoder.read(ids.to(device), decoder.model.init_state(len(prompts)), segments, position=None if ragged else 0)
+        return choice(logits[:, -1]), state
+
+
+class Choice:
+    """The next ids from logits, on their device and without a question to the host. Each row has random numbers of its own, drawn
+    beforehand; `done` counts the calls."""
+
+    def __init__(
+        self, rows: int, max_new: int, min_new: int, temperature: float, top_k: int | None, top_p: float | None, stop: Sequence[int],
+        seed: int, device: torch.device,
+    ):  # fmt: skip
+        self.temperature, self.top_k, self.top_p, self.min_new = temperature, top_k, top_p, min_new if stop else 0
+        self.done = torch.zeros(1, dtype=torch.long, device=device)
+        self.stop = torch.tensor(list(stop), dtype=torch.long, device=device)
+        self.uniform: Tensor | None = None  # [max_new, rows]
+        if temperature > 0:
+            streams = [torch.Generator().manual_seed((seed * 1_000_003 + row) % 2**63) for row in range(rows)]
+            drawn = [torch.rand(max_new, generator=stream, dtype=torch.double) for stream in streams]
+            self.uniform = torch.stack(drawn, dim=1).to(device) if drawn else None
+
+    def buffers(self) -> list[Tensor]:
+        return [self.done]
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone."""
+        if self.uniform is not None:
+            self.uniform = self.uniform[:, rows]
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """logits [B, vocab] -> [B] ids. Sampling inverts the cumulative distribution at one uniform number a row, taken
+        among the tokens from the likeliest down."""
+        if self.min_new:
+            held = logits.index_fill(1, self.stop, -torch.inf)
+            logits = torch.where(self.done < self.min_new, held, logits)
+        if self.uniform is None:
+            self.done += 1
+            return logits.argmax(-1)
+        uniform = self.uniform[self.done].squeeze(0)  # [B]
+        self.done += 1
+        logits, ids = logits.sort(dim=-1, descending=True, stable=True)
+        if self.top_k is not None:
+            logits, ids = logits[:, : self.top_k], ids[:, : self.top_k]
+        # From the likeliest down, in double: the smallest temperatures there are must not turn it into infinity or 0 / 0.
+        probabilities = ((logits.double() - logits[:, :1].double()) / self.temperature).softmax(-1)
+        if self.top_p is not None:
+            before = probabilities.cumsum(-1) - probabilities
+            probabilities = torch.where(before < self.top_p, probabilities, 0)
+        cumulative = probabilities.cumsum(-1)
+        target = uniform[:, None] * cumulative[:, -1:]
+        place = torch.searchsorted(cumulative, target, right=True)
+        likely = (probabilities > 0).sum(-1, keepdim=True) - 1  # rounding must not pick a token of probability zero
+        return ids.gather(-1, torch.minimum(place, likely)).squeeze(-1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_map
 from transformers import Cache
 from transformers.cache_utils import STATIC_LAYER_TYPE_MAPPING, CacheLayerMixin
 
+from tokmix.core.decoding import Decoder
 from tokmix.core.mixer import State
 from tokmix.core.model import Model, Watch
 from tokmix.core.segments import Segments
@@ -32,13 +34,15 @@ class MixerState(CacheLayerMixin):
     supports_early_init = False
     is_croppable = True
 
-    def __init__(self, **unused: Any):
+    def __init__(self, max_cache_len: int = 0, **unused: Any):
         super().__init__()
+        self.room = max_cache_len  # of a static cache
         self.reset()
 
     def reset(self) -> None:
         self.state: State = None
         self.seen = 0  # columns so far, padding included
+        self.padded = False  # whether any of them was padding
         self.cropped = self.base_seen = 0
         self.record_past = self.is_initialized = False
 
@@ -159,8 +163,22 @@ def write(cache: Cache, state: State, ids: Tensor, segments: Segments | None) ->
         layer.put(mixer, state["position"], ids.shape[1], given if layer is layers[0] else None)
 
 
+_decoders: WeakKeyDictionary[Cache, Decoder] = WeakKeyDictionary()
+
+
 def step(core: Model, ids: Tensor, segments: Segments | None, cache: Cache, watch: Watch | None = None) -> Tensor:
-    """Model.advance with the cache as its state: normed x [B, T, D] of the next tokens, ids [B, T]."""
-    x, state = core.advance(ids, read(cache, core, ids.shape[0]), segments, watch=watch)
+    """Model.advance with the cache as its state: normed x [B, T, D] of the next tokens, ids [B, T]. Without gradients it is the step
+    that `tokmix.generate` takes, and the cache is changed in place, as caches of Hugging Face are."""
+    state = read(cache, core, ids.shape[0])
+    first: Any = cache.layers[0]
+    first.padded = first.padded or segments is not None
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        x, state = core.advance(ids, state, segments, watch=watch)
+    else:
+        decoder = _decoders.get(cache)
+        if decoder is None or decoder.model is not core:
+            decoder = _decoders[cache] = Decoder(core, first.room)
+        decoder.make_room(first.seen + ids.shape[1])
+        x, state = decoder.advance(ids, state, segments, position=None if first.padded else first.seen, watch=watch)
     write(cache, state, ids, segments)
     return x

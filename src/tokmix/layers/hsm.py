@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tokmix.core import checks
-from tokmix.core.mixer import GELU, SIGMOID, Cost, State, may_change_states, register
+from tokmix.core.mixer import GELU, SIGMOID, Cost, State, in_place, register
 from tokmix.core.rowmixer import RowMixer
 from tokmix.core.segments import Rows, Segments
 from tokmix.layers import memory
@@ -197,20 +197,32 @@ class HSM(RowMixer):
         self, x: Tensor, state: State, segments: Segments | None, norm: tuple[Tensor, Tensor, float] | None
     ) -> tuple[Tensor, State] | None:
         """One more token a row without touching the rest of the rings, whose size is the shift; None where that does not
-        apply. Inside `states_given_away` the state is changed in place and handed back; otherwise a copy of it is."""
+        apply. Inside `inplace_states` the state is changed in place and handed back; otherwise a copy of it is."""
         if not self.causal or x.dim() != 3 or x.shape[1] != 1 or x.numel() == 0:
             return None
         rings, position = state["rings"], state["position"]
         same = all(torch.promote_types(x.dtype, ring.dtype) == ring.dtype for ring in rings)
-        given_away = may_change_states()
-        if not same or not (given_away or shift_mix.has_step_kernel(x, rings[0])):
+        allowed, kernel = in_place(), shift_mix.has_step_kernel(x, rings[0])
+        if not same or (allowed is None and not kernel):
             return None
         segments = self._checked(x, segments)
         self._check_state(x, state)
-        if not given_away:
+        if allowed is None:
             rings, position = [ring.clone() for ring in rings], position.clone()
+        elif allowed.position is not None and segments is None and not kernel:
+            return self._at_position(x, rings, allowed.position), {"rings": rings, "position": position.add_(1)}
         new = None if segments is None else segments.mask[:, 0]
         return self._stepped(x, rings, position, new, norm), {"rings": rings, "position": position}
+
+    def _at_position(self, x: Tensor, rings: list[Tensor], position: int) -> Tensor:
+        """As `_stepped`, where all rows stand at one position that the host knows: partners are views of the rings."""
+        given = x.unflatten(-1, (self.heads, -1))  # [B, 1, H, e]
+        slots = [ring.select(1, position % ring.shape[1]) for ring in rings]  # [B, e] each
+        other = slots[0][:, None, None] if self.heads == 1 else torch.stack(slots, dim=1)[:, None]
+        y = self._fuse(given, [other]).flatten(2)
+        for slot, head in zip(slots, x[:, 0].chunk(self.heads, dim=-1), strict=True):
+            slot.copy_(head)
+        return y
 
     def _stepped(
         self, x: Tensor, rings: list[Tensor], position: Tensor, new: Tensor | None, norm: tuple[Tensor, Tensor, float] | None

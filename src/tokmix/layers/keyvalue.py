@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tokmix.core import checks, positions
-from tokmix.core.mixer import Cost, State
+from tokmix.core.mixer import Cost, State, in_place
 from tokmix.core.rowmixer import RowMixer
 from tokmix.core.segments import Rows
 from tokmix.layers import memory
@@ -84,22 +84,26 @@ class KeyValueMixer(RowMixer):
         return state
 
     def advance(self, x: Tensor, state: State, rows: Rows | None) -> tuple[Tensor, State]:
-        position = state["position"]
-        at = positions.count(x.shape[1], position, x.device)
+        position, allowed = state["position"], in_place()
+        start = None if allowed is None or rows is not None else allowed.position  # of all rows, known on the host
+        at = positions.count(x.shape[1], position, x.device) if start is None else torch.arange(start, start + x.shape[1], device=x.device)
         q, k, v = self._project(x, x, x, at, at, state.get("last"))
         k, v = k.transpose(1, 2), v.transpose(1, 2)  # caches are [B, N, H, e]
         after = {"position": position + memory.new_counts(x, rows)}
+        plain, seen = False, None
         if self.window is None:
-            after["k"], after["v"] = memory.append(state["k"], k, position), memory.append(state["v"], v, position)
-            keys, values = after["k"], after["v"]
-            allowed = visible(at, keys.shape[1], True, None, None)
+            keys = after["k"] = memory.append(state["k"], k, position)
+            values = after["v"] = memory.append(state["v"], v, position)
+            plain = start == 0 and keys.shape[1] == x.shape[1]
+            alone = start is not None and x.shape[1] == 1 and keys.shape[1] == start + 1  # the last token sees all of them
+            seen = None if plain or alone else visible(at, keys.shape[1], True, None, None)
         else:
             keys, values = (torch.cat([state[name], new], dim=1) for name, new in (("k", k), ("v", v)))
             after["k"], after["v"] = memory.recent(state["k"], k, rows), memory.recent(state["v"], v, rows)
-            allowed = self._windowed(x.shape[1], position)
+            seen = self._windowed(x.shape[1], position)
         if self.conv:
             after["last"] = memory.recent(state["last"], x, rows)
-        y = self.read(q, keys.transpose(1, 2), values.transpose(1, 2), allowed, False)
+        y = self.read(q, keys.transpose(1, 2), values.transpose(1, 2), seen, plain)
         return self.out(merge_heads(y)), after
 
     def _windowed(self, length: int, position: Tensor) -> Tensor:

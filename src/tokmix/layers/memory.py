@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tokmix.core.mixer import in_place
 from tokmix.core.segments import Rows
 
 
@@ -31,11 +32,56 @@ def append(cache: Tensor, x: Tensor, position: Tensor) -> Tensor:
     """A cache that grows: the token at position p of a row stands in its slot p. [B, N, ...] -> [B, N + L, ...].
 
     Slots from a row's position on hold nothing of meaning; readers look at positions, never at the cache's size,
-    which is the most that any row can need (known without asking the GPU)."""
-    slots = torch.arange(cache.shape[1] + x.shape[1], device=x.device)
-    both = torch.cat([cache, x.to(cache.dtype)], dim=1)
-    index = torch.where(slots < position[:, None], slots, slots - position[:, None] + cache.shape[1])
-    return _pick(both, index.clamp(max=both.shape[1] - 1))
+    which is the most that any row can need (known without asking the GPU). Inside `inplace_states` the new tokens are
+    written into the room behind the cache, and only a cache without room is copied."""
+    allowed = in_place()
+    if allowed is None:
+        slots = torch.arange(cache.shape[1] + x.shape[1], device=x.device)
+        both = torch.cat([cache, x.to(cache.dtype)], dim=1)
+        index = torch.where(slots < position[:, None], slots, slots - position[:, None] + cache.shape[1])
+        return _pick(both, index.clamp(max=both.shape[1] - 1))
+    L, at = x.shape[1], allowed.position
+    if allowed.fixed:
+        grown = cache
+    else:
+        grown = _with_room(cache, (cache.shape[1] if at is None else at) + L, allowed.room)
+    if at is not None:
+        grown.narrow(1, at, L).copy_(x)
+        return grown
+    rows = torch.arange(x.shape[0], device=x.device)[:, None]
+    grown[rows, position[:, None] + torch.arange(L, device=x.device)] = x.to(grown.dtype)
+    return grown
+
+
+def _with_room(cache: Tensor, size: int, room: int) -> Tensor:
+    """The first `size` slots of a cache [B, N, ...] that can hold them, as a view; what lies behind is room to grow. Heads come
+    before slots in memory, [B, H, slots, e], which attention reads fastest."""
+    shape = (cache.shape[0], size, *cache.shape[2:])
+    if _room(cache) >= size:
+        return cache.as_strided(shape, cache.stride())
+    slots, kept = max(room, size + size // 2), min(cache.shape[1], size)
+    if cache.dim() == 4:
+        B, _, H, e = shape
+        grown = cache.new_empty(B, H, slots, e).transpose(1, 2)
+    else:
+        grown = cache.new_empty(cache.shape[0], slots, *cache.shape[2:])
+    grown.zero_()  # an unwritten slot is multiplied by a weight of zero, which leaves NaN as it is
+    grown[:, :kept] = cache[:, :kept]
+    return grown[:, :size]
+
+
+def _room(cache: Tensor) -> int:
+    """How many slots the memory behind a cache made by `_with_room` has; 0 for any other tensor."""
+    stride, shape = cache.stride(), cache.shape
+    if cache.dim() == 4:
+        e = shape[3]
+        slots = stride[2] // max(1, e)
+        made_here = stride[3] == 1 and stride[1] == e and stride[0] == shape[2] * stride[2] == shape[2] * slots * e
+    else:
+        slots = stride[0] // max(1, stride[1])
+        made_here = cache.dim() == 3 and stride[2] == 1 and stride[1] == shape[2]
+    needed = cache.storage_offset() + shape[0] * stride[0]
+    return slots if made_here and needed * cache.element_size() <= cache.untyped_storage().nbytes() else 0
 
 
 def recent(buffer: Tensor, x: Tensor, rows: Rows | None) -> Tensor:

@@ -1,0 +1,206 @@
+"""The decoding step in place: the numbers of the full pass, whatever the caller allows and knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from tests.cases import CAUSAL, DIM, Case, leaves, tokens
+from tokmix import Model, ModelConfig, generate
+from tokmix.core import capture
+from tokmix.core.capture import CapturedStep
+from tokmix.core.decoding import ColumnWeights, Decoder
+from tokmix.core.mixer import inplace_states
+from tokmix.core.sampling import Choice
+from tokmix.core.segments import Segments
+from tokmix.layers import memory
+
+STACKS = ["(hsm*2, attention(heads=2))*2", "hypermixing(heads=2), gmlp", "attention(window=3), hypermlp", "linear_attention, hsm(heads=2)"]
+
+
+def made(stack: str = STACKS[0], **more: object) -> Model:
+    torch.manual_seed(2)
+    settings = {"positions": "sinusoidal", "tie": True, **more}
+    model = Model(ModelConfig(stack=stack, dim=16, vocab=23, head="lm", causal=True, max_len=96, **settings)).double()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+@pytest.mark.parametrize("case", CAUSAL, ids=str)
+@pytest.mark.parametrize("known", [True, False])
+def test_steps_in_place_agree_with_the_whole(case: Case, known: bool) -> None:
+    """Chunks and single tokens; the host knows the position of all rows, or does not."""
+    mixer, x = case.make(), tokens(3, 12, DIM)
+    whole, state, done = mixer(x), mixer.init_state(3, x), 0
+    with torch.no_grad():
+        for size in (4, 1, 1, 3, 1, 1, 1):
+            with inplace_states(position=done if known else None, room=8):
+                y, state = mixer.step(x[:, done : done + size], state)
+            torch.testing.assert_close(y, whole[:, done : done + size])
+            done += size
+            if done == 6:
+                state = tree_map(lambda leaf: leaf.index_select(0, torch.tensor([2, 0, 1])), state)
+                x, whole = x[[2, 0, 1]], whole[[2, 0, 1]]
+
+
+@pytest.mark.parametrize("case", CAUSAL, ids=str)
+def test_ragged_rows_in_place_agree_with_the_whole(case: Case) -> None:
+    mixer, x = case.make(), tokens(2, 9, DIM)
+    whole, state = mixer(x), mixer.init_state(2, x)
+    with torch.no_grad(), inplace_states():
+        _, state = mixer.step(x[:, :5], state, Segments.from_lengths([5, 2]))
+        for t in range(3):
+            given = torch.stack([x[0, 5 + t], x[1, 2 + t]])[:, None]
+            y, state = mixer.step(given, state)
+            torch.testing.assert_close(y[:, 0], torch.stack([whole[0, 5 + t], whole[1, 2 + t]]))
+
+
+def test_a_cache_grows_in_place_and_a_cropped_one_reuses_its_room() -> None:
+    cache, position = torch.zeros(2, 0, 3, 4), torch.zeros(2, dtype=torch.long)
+    x = tokens(2, 9, 12).view(2, 9, 3, 4).float()
+    with torch.no_grad(), inplace_states(position=0, room=9):
+        cache = memory.append(cache, x[:, :5], position)
+    where = cache.data_ptr()
+    with torch.no_grad(), inplace_states(position=5):
+        cache = memory.append(cache, x[:, 5:], position)
+    assert cache.data_ptr() == where and torch.equal(cache, x)
+    with torch.no_grad(), inplace_states(position=2):
+        again = memory.append(cache[:, :2], x[:, 7:8], position)
+    assert again.data_ptr() == where and torch.equal(again, torch.cat([x[:, :2], x[:, 7:8]], 1))
+    with torch.no_grad(), inplace_states(position=9):
+        longer = memory.append(cache, x[:, :1], position)
+    assert longer.data_ptr() != where and longer.shape[1] == 10
+
+
+def test_without_permission_and_with_gradients_states_stay_as_they_are() -> None:
+    model, ids = made(), torch.randint(0, 23, (2, 6))
+    _, state = model.step(ids, model.init_state(2))
+    kept = [leaf.clone() for leaf in leaves(state)]
+    model.step(ids[:, :1], state)
+    with inplace_states(position=6), torch.enable_grad():
+        model.step(ids[:, :1], state)
+    assert all(torch.equal(a, b) for a, b in zip(leaves(state), kept, strict=True))
+
+
+@pytest.mark.parametrize("lengths", [[5, 5], [5, 2]])
+def test_the_last_logits_alone(lengths: list[int]) -> None:
+    model, ids = made(), torch.randint(0, 23, (2, 5))
+    segments = Segments.from_lengths(lengths)
+    whole, _ = model.step(ids, model.init_state(2), segments)
+    last, _ = model.step(ids, model.init_state(2), segments, last=True)
+    assert last.shape == (2, 1, 23)
+    torch.testing.assert_close(last[:, 0], torch.stack([whole[row, n - 1] for row, n in enumerate(lengths)]))
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_long_answers_read_column_weights_and_leave_the_model_as_it_was(tie: bool) -> None:
+    model = made(tie=tie)
+    before = {name: (p.data_ptr(), p.stride(), p.detach().clone()) for name, p in model.named_parameters()}
+    expected: list[int] = []
+    ids = [3, 1]
+    for _ in range(70):
+        expected.append(int(model(torch.tensor([ids + expected]))[0, -1].argmax()))
+    assert generate(model, [ids], max_new=70) == [expected]
+    for name, parameter in model.named_parameters():
+        assert (parameter.data_ptr(), parameter.stride()) == before[name][:2] and torch.equal(parameter, before[name][2])
+    fed = model.layers[0].feed_forward
+    assert fed is not None
+    with pytest.raises(RuntimeError, match="stop here"), ColumnWeights(model).used():
+        assert fed.inner.weight.stride()[0] == 1
+        raise RuntimeError("stop here")
+    assert fed.inner.weight.stride()[1] == 1
+
+
+class Replayed:
+    """Stands in for a CUDA graph: replays by calling."""
+
+    def __init__(self, body: Callable[[], None]):
+        self.replay = body
+
+
+def recorded(body: Callable[[], None], reset: Callable[[], None]) -> Replayed:
+    body()
+    reset()
+    body()
+    return Replayed(body)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("lengths", [[4, 4], [4, 2]])
+def test_a_captured_step_with_fixed_buffers_agrees(stack: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "record", recorded)
+    model, ids = made(stack), torch.randint(0, 23, (2, 12))
+    rows = [ids[row, :n].tolist() for row, n in enumerate(lengths)]
+    choice = Choice(2, 13, 0, 0.8, 5, None, (), 3, ids.device)
+    decoder = Decoder(model, 30, choice)
+    given = torch.zeros(2, 4, dtype=torch.long)
+    for row, prompt in enumerate(rows):
+        given[row, : len(prompt)] = torch.tensor(prompt)
+    logits, state = decoder.read(given, model.init_state(2), Segments.from_lengths(lengths))
+    chosen, found = choice(logits[:, -1]), []
+    captured = CapturedStep(model, chosen[:, None], state, 30, choice)
+    where = [leaf.data_ptr() for leaf in leaves(captured.state)]
+    for _ in range(11):
+        found.append(chosen)
+        state, chosen = captured(chosen[:, None], captured.state), captured.chosen.clone()
+    assert torch.stack([*found, chosen], 1).tolist() == generate(model, rows, max_new=12, temperature=0.8, top_k=5, seed=3)
+    assert [leaf.data_ptr() for leaf in leaves(state)] == where
+    swapped = tree_map(lambda leaf: leaf.flip(0), state)
+    follow = torch.tensor([[1], [2]])
+    with torch.inference_mode():
+        expected, _ = model.step(follow, swapped)
+    captured(follow, swapped)
+    torch.testing.assert_close(model.finish(captured.x), expected)
+
+
+def test_a_step_that_cannot_be_captured_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "record", recorded)
+    model = made()
+    _, state = model.step(torch.tensor([[1, 2]]), model.init_state(1))
+    with pytest.raises(capture.CaptureError, match=r"becomes one of \[1, 3, 2, 8\]"):
+        CapturedStep(model, torch.tensor([[1]]), state, 2)
+
+
+def test_rows_that_are_finished_are_dropped_and_the_rest_goes_on_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompts = made(), [[1, 2], [3], [4, 5, 6], [7, 8], [9]]
+    free = generate(model, prompts, max_new=14, temperature=0.9, seed=5)
+    sizes: list[int] = []
+    plain = Decoder.next
+
+    def watched(self: Decoder, ids: Tensor, state: object, *, position: int | None = None) -> object:
+        sizes.append(ids.shape[0])
+        return plain(self, ids, state, position=position)
+
+    monkeypatch.setattr(Decoder, "next", watched)
+    stop = [free[0][1], free[1][2], free[3][3]]
+    found = generate(model, prompts, max_new=14, temperature=0.9, seed=5, stop=stop)
+    for row, whole in zip(found, free, strict=True):
+        ends = [at for at, token in enumerate(whole) if token in stop]
+        assert row == whole[: ends[0] + 1 if ends else 14]
+    assert sizes[-1] < 5, "finished rows are no longer computed"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_on_a_gpu_the_captured_step_gives_what_eager_steps_give(stack: str, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompts = made(stack).cuda(), [[1, 2, 3], [4], [5, 6]]
+    recordings: list[object] = []
+    plain = capture.record
+
+    def watched(body: Callable[[], None], reset: Callable[[], None]) -> capture.Graph:
+        recordings.append(body)
+        return plain(body, reset)
+
+    monkeypatch.setattr(capture, "record", watched)
+    found = generate(model, prompts, max_new=70, temperature=temperature, seed=1)
+    assert recordings, "a long answer is captured"
+    monkeypatch.setattr(Decoder, "_captured", lambda *given: None)
+    assert found == generate(model, prompts, max_new=70, temperature=temperature, seed=1)
