@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -78,12 +78,12 @@ class Decoder:
     def _eager(self, ids: Tensor, position: int | None) -> Iterator[None]:
         """Around one token a row that is not captured."""
         self.seen += 1
-        columns = not ids.is_cuda and ids.shape[0] == 1 and self.seen > self.warm
-        if columns:
+        weights: AbstractContextManager[None] = nullcontext()
+        if not ids.is_cuda and ids.shape[0] == 1 and self.seen > self.warm:
             self.columns = self.columns or ColumnWeights(self.model)
-        with torch.no_grad(), inplace_states(position=position, room=self.room):
-            with self.columns.used() if columns and self.columns is not None else nullcontext():
-                yield
+            weights = self.columns.used()
+        with torch.no_grad(), inplace_states(position=position, room=self.room), weights:
+            yield
 
     def make_room(self, tokens: int) -> None:
         """For a caller that does not know how long rows will get: at least so many tokens, in steps of CHUNK."""
