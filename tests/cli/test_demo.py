@@ -18,7 +18,7 @@ from tokmix.cli.demo import snippets, stdlib
 from tokmix.cli.main import main
 from tokmix.data.split import text_key
 from tokmix.training import model_folder
-from tokmix.training.engine import Interrupted
+from tokmix.training.progress import Interrupted
 
 
 @pytest.fixture(scope="module")

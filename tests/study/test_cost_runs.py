@@ -25,8 +25,9 @@ from tokmix.training import model_folder
 from tokmix.training.checkpoint import Checkpoints
 from tokmix.training.cost_record import Read, examples_read
 from tokmix.training.distributed import World
-from tokmix.training.engine import Diverged, Engine
+from tokmix.training.engine import Engine
 from tokmix.training.meter import Meter
+from tokmix.training.progress import Diverged
 from tokmix.training.settings import Settings
 from tokmix.training.task import TrainingTask
 from tokmix.training.train import run

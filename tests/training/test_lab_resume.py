@@ -25,7 +25,8 @@ from tokmix.data.prepare.pipeline import prepare
 from tokmix.data.tokens import TokenFiles
 from tokmix.training.checkpoint import Checkpoints, load_tensors
 from tokmix.training.distributed import World
-from tokmix.training.engine import Diverged, Engine
+from tokmix.training.engine import Engine
+from tokmix.training.progress import Diverged
 from tokmix.training.schedule import learning_rate
 from tokmix.training.settings import Settings
 from tokmix.training.task import TrainingTask

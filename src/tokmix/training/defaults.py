@@ -36,6 +36,11 @@ ROWS_SEEN, TOKENS_SEEN = 200_000, 20_000_000  # a default run reads about so man
 FEWEST = 3  # ... but each row at least so many times
 LEAST = 25_600  # and however few the rows are, so many in all
 SMALL, WARM_UP = 10_000, 30  # a table of fewer rows of one text gets so many epochs of warm-up, or more where it is tiny
+TOKENS = {"cpu": 4096, "cuda": 16_384}  # of a batch, by device; tables are bounded by train.rows first
+
+
+def default_tokens(device: str, stream: bool) -> int:
+    return TOKENS.get(device, TOKENS["cpu"]) if stream else TOKENS["cpu"]
 
 
 def is_pair(card: Card) -> bool:

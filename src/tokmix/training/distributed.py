@@ -57,8 +57,13 @@ class World:
         dist.broadcast_object_list(values, src=0)
         return values[0]
 
-    def any(self, flag: bool) -> bool:
-        return any(self.gather(flag))
+    def any(self, *flags: bool) -> list[bool]:
+        """Each flag, True where it is on some rank. One small message."""
+        if self.size == 1:
+            return list(flags)
+        message = torch.tensor([float(flag) for flag in flags], device=self.device)
+        dist.all_reduce(message, dist.ReduceOp.MAX)
+        return [value > 0 for value in message.tolist()]
 
     def wait(self) -> None:
         if self.size > 1:

@@ -1,97 +1,83 @@
-"""The training loop: one small loop of our own around the core model, on one process or several.
+"""The training loop of `train`, its warm-up, `tune` and `compare`: one process or several.
 
-Hugging Face's Trainer was weighed for this and serves a user's own scripts on our models (tokmix.hf); here it stands in the
-way. It resumes within an epoch by reading again the batches already seen, where ours are a function of (seed, epoch, step);
-it keeps the state of its random generators and its arguments as pickles; it writes checkpoints in place, so that a kill while
-saving leaves half a folder; its schedule wants the number of steps beforehand, which --minutes does not know.
+Hugging Face's Trainer serves a user's own scripts on our models (tokmix.hf). It does not serve here: it resumes within an epoch by
+reading the seen batches again, pickles its generators' states, writes checkpoints in place, and needs the number of steps beforehand,
+which --minutes does not know.
 
-The rule here: a step is a function of the weights, the optimizer's state and (seed, step). Dropout is seeded anew by the
-step, so no generator has a state to be saved, and a run continued from any checkpoint repeats the same numbers.
+The rule: a step (step.py) is a function of the weights, the optimizer's state and (seed, step). A run that continues from any
+checkpoint repeats the same numbers.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tokmix.data.batches.rows import Batch
+from tokmix.data.batches.rows import Batch, Batches
+from tokmix.data.batches.windows import WindowBatches
 from tokmix.data.order import number
+from tokmix.training import state
+from tokmix.training.capture import Captured, CudaRecorder, compile_layers, pad, why_not
 from tokmix.training.checkpoint import Checkpoints
 from tokmix.training.distributed import World
 from tokmix.training.meter import Meter
+from tokmix.training.optimizers import Optimizers, means
+from tokmix.training.pacing import FORWARD, SHARE, evaluation_plan, steps_that_fit
 from tokmix.training.prefetch import Prefetch
+from tokmix.training.progress import Diverged, Interrupted, Progress
 from tokmix.training.schedule import learning_rate, on_signal, planned_steps
 from tokmix.training.sharding import sharding
+from tokmix.training.step import Step, checkpoint_layers
 from tokmix.training.target_scaler import TargetScaler
 from tokmix.training.task import TrainingTask
 
 Log = Callable[[dict[str, Any]], None]  # takes one entry of log.jsonl
-
-
-class Diverged(ValueError):
-    """The loss or the gradient is no finite number."""
-
-    cost: dict[str, Any] | None = None  # what the run had cost by then, where train.run raised it
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or a request to end, after a clean checkpoint."""
-
-
-@dataclass
-class Progress:
-    """What a checkpoint holds beside tensors."""
-
-    step: int = 0  # steps done
-    total: int = 0  # steps of the whole run; with --minutes an estimate that gets better
-    epoch: int = 0
-    inner: int = 0  # steps done of this epoch
-    seconds: float = 0.0
-    tokens: int = 0
-    best_score: float | None = None
-    best_step: int = 0
-    history: list[dict[str, Any]] = field(default_factory=list)  # one entry an evaluation
-    measured: dict[str, Any] = field(default_factory=dict)  # wall time, memory and energy so far: see meter.py
-    losses: list[float] = field(default_factory=list)  # of the steps since the last line of the log
+COMPILED = 600.0  # seconds of a run above which its layers are compiled: compiling takes about a minute
+AGREE = 5  # steps between two times that several processes ask each other whether to stop or save
 
 
 class Engine:
-    def __init__(
-        self, work: TrainingTask, world: World, checkpoints: Checkpoints, log: Callable[[dict[str, Any]], None] = lambda entry: None
-    ):
+    def __init__(self, work: TrainingTask, world: World, checkpoints: Checkpoints, log: Log = lambda entry: None):
         self.work, self.world, self.checkpoints, self.log, self.train = work, world, checkpoints, log, work.train
         self.model = work.build(world.device)
-        self.unit = TargetScaler(self.model.head, work.mean, work.unit) if work.task == "regress" and work.unit != 1 else None  # type: ignore[arg-type]
-        self.sharding = sharding(work.train.shard, world)
+        scaled = work.task == "regress" and work.unit != 1
+        self.scaler = TargetScaler(self.model.head, work.mean, work.unit) if scaled else None  # type: ignore[arg-type]
+        if self.train.checkpoint_layers:
+            checkpoint_layers(self.model)
+        self.sharding = sharding(self.train.shard, world)
         self.sharding.place(self.model)
-        self.batches, self.held = work.train_batches(world), work.held_batches(world)
-        self.prefetch = Prefetch(work.train_batches(world), depth=2 if world.device.type == "cuda" else 0)
+        self.batches = work.train_batches(world)
+        self.held: Batches | None = None  # see plan_evaluations
+        self.eager = why_not(world.device, world.size, self.train.packed, self.train.checkpoint_layers, self.train.capture)
+        self.prefetch = Prefetch(work.train_batches(world), 2 if world.device.type == "cuda" else 0, self._prepare)
         self.parameters = list(self.model.parameters())
-        self.optimizer = self._optimizer()
+        self.optimizers = Optimizers(
+            self.model.named_parameters(), work.lr, kind=self.train.optimizer, weight_decay=self.train.weight_decay,
+            betas=(0.9, self.train.beta2), capturable=self.eager is None,
+        )  # fmt: skip
         self.best: dict[str, Tensor] | None = None
-        self.average = [parameter.detach().clone() for parameter in self.parameters] if work.average else []
+        self.average = means(self.parameters) if work.average else []
+        half = (self.train.precision or ("bfloat16" if world.device.type == "cuda" else "float32")) == "bfloat16"
+        step = Step(self.model, self.optimizers, self.sharding, work.loss, clip=self.train.clip, average=self.average, half=half)
+        self.say: Callable[[str], None] = lambda line: None
+        self.update: Step | Captured = step
+        if self.eager is None:
+            self.update = Captured(step, CudaRecorder(world.device), lambda line: self.say(line))
         self.most = planned_steps(work, world)
         self.progress = Progress(total=self.most)
         self.log_steps = work.train.log_steps or (50 if world.device.type == "cuda" else 10)
         self.recent: list[Tensor] = []  # [loss, gradient norm] of the steps since the last look
         self.stop = False
+        self.pace: float | None = None  # seconds of a step, from a trial
+        self.fitted = 0.0  # when --minutes was last compared with the clock
         self.meter = Meter(world.device)
-
-    def _optimizer(self) -> torch.optim.Optimizer:
-        """Vectors (biases, norms, gains) do not decay."""
-        train = self.train
-        groups = [
-            {"params": [p for p in self.parameters if p.dim() >= 2], "weight_decay": train.weight_decay},
-            {"params": [p for p in self.parameters if p.dim() < 2], "weight_decay": 0.0},
-        ]
-        return torch.optim.AdamW([g for g in groups if g["params"]], lr=self.work.lr, betas=(0.9, train.beta2), fused=True)  # type: ignore[arg-type]
 
     @torch.no_grad()
     def begin_with(self, weights: dict[str, Tensor]) -> None:
@@ -99,7 +85,8 @@ class Engine:
         known = self.model.state_dict()
         for name, full in weights.items():
             known[name].copy_(self.sharding.like(known[name], full))
-        self.average = [parameter.detach().clone() for parameter in self.parameters] if self.average else []
+        for mean, parameter in zip(self.average, self.parameters, strict=bool(self.average)):
+            mean.copy_(parameter)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -108,7 +95,7 @@ class Engine:
         self.meter.sample(now=True)
         self.progress.measured = self.meter.totals(self.world.gather(self.meter.own()))
         tensors: dict[str, Tensor] = {}
-        for name, tensor in self._tensors().items():
+        for name, tensor in state.tensors_of(self.model, self.optimizers, self.average, self.best).items():
             full = self.sharding.whole(tensor)  # every rank takes part, the first one keeps it
             if self.world.first:
                 tensors[name] = full.cpu()
@@ -116,59 +103,82 @@ class Engine:
             self.checkpoints.save(self.progress.step, tensors, asdict(self.progress))
         self.world.wait()
 
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = {f"weights.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        for name, parameter in self.model.named_parameters():
-            state = self.optimizer.state.get(parameter)
-            if state:
-                tensors |= {f"first.{name}": state["exp_avg"], f"second.{name}": state["exp_avg_sq"]}
-        for (name, _), mean in zip(self.model.named_parameters(), self.average, strict=bool(self.average)):
-            tensors[f"average.{name}"] = mean
-        return tensors | {f"best.{name}": tensor for name, tensor in (self.best or {}).items()}
-
     def restore(self) -> bool:
         """Continue from the newest checkpoint, where there is one."""
         found = self.checkpoints.load()
         if found is None:
             return False
-        tensors, state = found
-        self.progress = Progress(**state)
+        tensors, notes = found
+        self.progress = Progress(**notes)
         self.meter.resume(self.progress.measured)
-        known = self.model.state_dict()
-        self.model.load_state_dict({name: self.sharding.like(known[name], full) for name, full in _part(tensors, "weights.").items()})
-        first, second = _part(tensors, "first."), _part(tensors, "second.")
-        for name, parameter in self.model.named_parameters():
-            if name in first:
-                done = torch.tensor(float(self.progress.step), device=parameter.device)
-                moments = {"exp_avg": first[name], "exp_avg_sq": second[name]}
-                laid = {key: torch.empty_like(parameter).copy_(self.sharding.like(parameter, full)) for key, full in moments.items()}
-                self.optimizer.state[parameter] = {"step": done, **laid}
-        means = _part(tensors, "average.")
-        for (name, _), mean in zip(self.model.named_parameters(), self.average, strict=bool(self.average)):
-            mean.copy_(self.sharding.like(mean, means[name]))
-        self.best = {name: self.sharding.like(known[name], full).clone() for name, full in _part(tensors, "best.").items()} or None
+        self.best = state.load(tensors, self.progress.step, self.model, self.optimizers, self.average, self.sharding)
         return True
+
+    # --- a trial before the first step ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Steps inside of it leave no trace. Only before the first step of a run."""
+        before = [tensor.detach().clone() for tensor in state.changed_by_steps(self.model, self.average)]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, was in zip(state.changed_by_steps(self.model, self.average), before, strict=True):
+                    tensor.copy_(was)
+            self.optimizers.reset()
+
+    def time_step(self) -> float:
+        """Seconds of the first step, done once."""
+        _, batches = self._next_batches(0, 0, self.batches)
+        began = time.perf_counter()
+        float(self._update(batches, 0)[0])  # waits for the device
+        return time.perf_counter() - began
+
+    def estimate_pace(self) -> float:
+        """Seconds of a step."""
+        if self.pace is None:
+            with self.untouched():
+                times = [self.time_step() for _ in range(3)]
+            self.pace = self.world.agree(sum(times[1:]) / 2)  # the first one warms up
+        return self.pace
+
+    def compile_pays(self) -> bool:
+        """Whether layers are to be compiled: by train.compile, else by the length of the run."""
+        if self.train.compile != "auto" or self.world.device.type != "cuda" or self.checkpoints.last is not None:
+            return self.train.compile == "yes"
+        seconds = self.estimate_pace() * self.most
+        return min(seconds, 60 * (self.train.minutes or math.inf)) > COMPILED
+
+    def compile(self) -> None:
+        compile_layers(self.model)
+        if isinstance(self.update, Captured):
+            self.update.forget()
+        self.pace = None
 
     # --- the run -----------------------------------------------------------------------------------------------------
 
     def run(self) -> Progress:
         """Train to the end; afterwards the model holds the best weights."""
-        progress, saved = self.progress, time.monotonic()
+        progress = self.progress
         if progress.step < progress.total:
             self.meter.start()
+        if self.train.minutes is not None and progress.step == 0:
+            progress.total = steps_that_fit(0, self._seconds_left(), self.estimate_pace(), self.most)
+        self.plan_evaluations()
+        began, saved = time.monotonic() - progress.seconds, time.monotonic()
         with on_signal(self._ask_to_stop):
             while progress.step < progress.total:
-                began = time.monotonic()
                 self.step()
                 if progress.step % self.log_steps == 0 or progress.step == progress.total:
                     self._note()
                 if self._evaluation_due():
                     self.evaluate()
-                progress.seconds += time.monotonic() - began
+                progress.seconds = time.monotonic() - began
                 self.meter.sample()
                 if self.train.minutes is not None:
                     self._fit_to_clock()
-                stop, late = self.world.agree((self.stop, time.monotonic() - saved > self.train.save_seconds))
+                stop, late = self._requests(time.monotonic() - saved > self.train.save_seconds)
                 if stop:
                     self.save()
                     raise Interrupted(f"stopped after step {progress.step} of {progress.total}")
@@ -180,9 +190,15 @@ class Engine:
             self.model.load_state_dict(self.best)
         else:
             self._swap()
-        if self.unit is not None:
-            self.unit.fold()
+        if self.scaler is not None:
+            self.scaler.fold()
         return progress
+
+    def _requests(self, late: bool) -> list[bool]:
+        """(stop, save). Several processes ask each other now and then only: asking waits for the slowest."""
+        if self.world.size > 1 and self.progress.step % AGREE:
+            return [False, False]
+        return self.world.any(self.stop, late)
 
     @torch.no_grad()
     def _swap(self) -> None:
@@ -194,36 +210,39 @@ class Engine:
 
     def step(self) -> None:
         """One step of the optimizer."""
-        progress, train = self.progress, self.train
-        (progress.epoch, progress.inner), batch = self.prefetch.take(progress.epoch, progress.inner)
-        torch.manual_seed(number(train.seed, progress.step, self.world.rank, 3) >> 1)
-        lr = learning_rate(progress.step, progress.total, self.work.lr, train.warmup, train.final_lr)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.zero_grad()
-        loss = self.sharding.backward(self._loss(batch), self.parameters)
-        norm = self.sharding.clip(self.parameters, train.clip)
-        self.optimizer.step()
-        if self.average:
-            keep = min(self.work.average, (1 + progress.step) / (10 + progress.step))  # the first weights are soon forgotten
-            torch._foreach_lerp_(self.average, [parameter.detach() for parameter in self.parameters], 1 - keep)
-        self.recent.append(torch.stack([loss.float(), norm.float()]))
+        progress = self.progress
+        (progress.epoch, progress.inner), batches = self._next_batches(progress.epoch, progress.inner)
+        self.recent.append(self._update(batches, progress.step))
+        progress.step, progress.tokens = progress.step + 1, progress.tokens + sum(batch.ids.numel() for batch in batches)
         if self.world.device.type == "cpu" and not bool(torch.isfinite(self.recent[-1]).all()):
-            progress.step += 1
             self.look()
-        progress.step, progress.inner, progress.tokens = progress.step + 1, progress.inner + 1, progress.tokens + batch.ids.numel()
 
-    def _loss(self, batch: Batch) -> Tensor:
-        """Of this rank's part: summed, and divided by the targets of all parts."""
-        self.model.train()
-        moved = replace(batch, ids=self.work.hide_tokens(batch.ids)).to(self.world.device)
-        with self._precision():
-            outputs = self.model(moved.ids, moved.segments)
-        return self.work.loss(outputs, moved) * (batch.weight / max(batch.total, 1))
+    def _next_batches(self, epoch: int, inner: int, source: Batches | None = None) -> tuple[tuple[int, int], list[Batch]]:
+        """The batches of a step -> (where the next one begins, batches)."""
+        reader, batches = self.prefetch if source is None else Prefetch(source, 0, self._prepare), []
+        for _ in range(self.train.accumulate):
+            (epoch, inner), batch = reader.take(epoch, inner)
+            inner += 1
+            batches.append(batch)
+        return (epoch, inner), batches
 
-    def _precision(self) -> Any:
-        wanted = self.train.precision or ("bfloat16" if self.world.device.type == "cuda" else "float32")
-        return nullcontext() if wanted == "float32" else torch.autocast(self.world.device.type, torch.bfloat16)
+    def _prepare(self, batch: Batch) -> Batch:
+        """For CUDA graphs: one of few shapes."""
+        if self.eager is not None:
+            return batch
+        rows = self.batches.size if isinstance(self.batches, WindowBatches) else self.train.rows
+        return pad(batch, self.work.config.max_len, rows, self.work.config.causal, pin=True)
+
+    def _update(self, batches: list[Batch], step: int) -> Tensor:
+        """A function of the weights, the optimizer's state and (seed, step) -> [2]: loss, gradient norm"""
+        seeds = [number(self.train.seed, step, self.world.rank, 3, *([place] if place else [])) >> 1 for place in range(len(batches))]
+        hidden = [replace(batch, ids=self._hide(batch, seed)) for batch, seed in zip(batches, seeds, strict=True)]
+        rate = learning_rate(step, self.progress.total, self.work.lr, self.train.warmup, self.train.final_lr)
+        keep = min(self.work.average, (1 + step) / (10 + step))  # the first weights are soon forgotten
+        return self.update(hidden, seeds, rate, keep)
+
+    def _hide(self, batch: Batch, seed: int) -> Tensor:
+        return self.work.hide_tokens(batch.ids, torch.Generator().manual_seed(seed ^ 1))
 
     def look(self) -> list[float]:
         """The losses since the last line of the log; an error where one of them, or a gradient, is not finite."""
@@ -249,14 +268,34 @@ class Engine:
                       **self.meter.brief()})  # fmt: skip
             progress.losses = []
 
+    # --- evaluations and the clock -----------------------------------------------------------------------------------
+
+    def plan_evaluations(self) -> None:
+        """Once, at the start of a run; a resumed run follows the plan in its checkpoint."""
+        progress, work = self.progress, self.work
+        if work.held is None:
+            return
+        if not progress.evaluations:
+            train_tokens = work.tokens_of("train") * progress.total * self.train.accumulate / max(self.batches.steps(0), 1)
+            plan = evaluation_plan(self.train.evaluations, train_tokens, work.tokens_of("held"), len(work.held))
+            progress.evaluations, progress.held_share = plan.count, plan.share
+        self.held = work.held_batches(self.world, progress.held_share)
+
     def _evaluation_due(self) -> bool:
-        done, total, often = self.progress.step, self.progress.total, self.train.evaluations
-        return self.held is not None and (done * often // total > (done - 1) * often // total or done == total)
+        if self.held is None:
+            self.plan_evaluations()
+        done, total, often = self.progress.step, self.progress.total, self.progress.evaluations
+        if self.held is None or not (done * often // total > (done - 1) * often // total or done == total):
+            return False
+        if self.train.minutes is None or done == total:
+            return True
+        within = self.progress.evaluation_seconds + self._evaluation_estimate() <= SHARE * 60 * self.train.minutes
+        return bool(self.world.agree(within))
 
     def evaluate(self) -> None:
         """On the part held out of train; the best weights so far are remembered."""
         assert self.held is not None
-        progress = self.progress
+        progress, began = self.progress, time.monotonic()
         self._swap()
         figures = self.work.evaluate(self.model, self.held, self.world)
         score = self.work.score(figures)
@@ -264,22 +303,42 @@ class Engine:
             progress.best_score, progress.best_step = score, progress.step
             self.best = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
         self._swap()
+        progress.evaluation_seconds += time.monotonic() - began
         shown = {name: value for name, value in figures.items() if isinstance(value, (int, float))}
         progress.history.append({"step": progress.step, "epoch": progress.epoch, "best": progress.best_step, **shown})
         self.log({"step": progress.step, "total": progress.total, "epoch": progress.epoch, "held": shown})
 
+    def _evaluation_estimate(self, split: str = "held") -> float:
+        """Seconds of one evaluation: measured on the held-out part, else from the pace of the steps."""
+        progress, held = self.progress, self.work.tokens_of("held") * self.progress.held_share
+        tokens = held if split == "held" else self.work.tokens_of(split)
+        if progress.history and held:
+            return progress.evaluation_seconds / len(progress.history) * tokens / held
+        a_step = self.work.tokens_of("train") * self.train.accumulate / max(self.batches.steps(0), 1)
+        return FORWARD * (self.pace or 0.0) * tokens / max(a_step, 1)
+
+    def _seconds_left(self) -> float:
+        """Of --minutes, for steps: without what was spent, the evaluations that are to come and the final one."""
+        assert self.train.minutes is not None
+        progress = self.progress
+        left = 60 * self.train.minutes - progress.spent - progress.seconds - self._evaluation_estimate("final")
+        if self.work.held is None:
+            return left
+        planned = max((progress.evaluations or 1) - len(progress.history), 1)
+        affordable = max(SHARE * 60 * self.train.minutes - progress.evaluation_seconds, 0.0)
+        return left - min(planned * self._evaluation_estimate(), max(affordable, self._evaluation_estimate()))
+
     def _fit_to_clock(self) -> None:
         """With --minutes: as many steps as fit, judged by the time the steps so far have taken."""
         progress = self.progress
-        if progress.step < 5 or progress.step % 10 or progress.step >= progress.total:  # a run that has ended stays so
+        if progress.step >= progress.total:  # a run that has ended stays so
             return
-        assert self.train.minutes is not None
-        fits = int(progress.step * self.train.minutes * 60 / max(progress.seconds, 1e-9))
-        progress.total = self.world.agree(max(progress.step + 1, min(self.most, fits)))
+        alone = self.world.size == 1 and progress.seconds - self.fitted > 1
+        if progress.step % AGREE and not alone:
+            return
+        self.fitted = progress.seconds
+        pace = (progress.seconds - progress.evaluation_seconds) / progress.step
+        progress.total = self.world.agree(steps_that_fit(progress.step, self._seconds_left(), pace, self.most))
 
     def _ask_to_stop(self) -> None:
         self.stop = True
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,10 +1,11 @@
-"""The next batch, built while the device is busy with this one: on a GPU the reading of rows is otherwise what a small model waits for.
+"""The next batch, built while the device is busy with this one. Otherwise a small model on a GPU waits for the reading of rows.
 
 Batches are a function of (seed, epoch, step), so one built ahead is the one that would have been built in its turn.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from tokmix.data.batches.rows import Batch, Batches
@@ -15,8 +16,9 @@ Place = tuple[int, int]  # epoch, step of the epoch
 class Prefetch:
     """depth 0: every batch when it is asked for, in the caller's thread."""
 
-    def __init__(self, batches: Batches, depth: int):
-        self.batches, self.depth = batches, depth
+    def __init__(self, batches: Batches, depth: int, prepare: Callable[[Batch], Batch] | None = None):
+        """prepare: what else is done to each batch, in the same thread."""
+        self.batches, self.depth, self.prepare = batches, depth, prepare
         # One thread: the readers keep what they used last, and are not to be asked from two sides at once.
         self.reader = ThreadPoolExecutor(1, thread_name_prefix="batches") if depth else None
         self.coming: list[Future[tuple[Place, Batch]]] = []
@@ -46,4 +48,5 @@ class Prefetch:
         epoch, step = place
         while step >= self.batches.steps(epoch):
             epoch, step = epoch + 1, 0
-        return (epoch, step), self.batches.batch(epoch, step)
+        batch = self.batches.batch(epoch, step)
+        return (epoch, step), batch if self.prepare is None else self.prepare(batch)

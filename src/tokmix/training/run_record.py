@@ -1,13 +1,15 @@
-"""run.json: what a run was asked for. --resume compares with it."""
+"""run.json: what a run was asked for, which --resume compares, and what it chose at its first start."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tokmix.runs.files import read_json, write_json
 from tokmix.runs.records import check_format, from_json
+from tokmix.training.distributed import World
 
 NAME = "run.json"
 FORMAT = "tokmix-run"
@@ -18,6 +20,7 @@ VERSION = 1
 class RunRecord:
     source: str  # hash of prepared data, else the data's name
     settings: dict[str, dict[str, Any]]  # model, train, prepare
+    chosen: dict[str, Any] = field(default_factory=dict)  # at the first start, by Choices
     format: str = FORMAT
     version: int = VERSION
 
@@ -30,3 +33,21 @@ class RunRecord:
         known = {"format": FORMAT, "version": VERSION, **read_json(path)}  # the first ones did not say
         check_format(known, path, FORMAT, (VERSION,), "a run")
         return from_json(cls, known, path)
+
+
+class Choices:
+    """What a run chose at its first start: a resumed run does not choose again."""
+
+    def __init__(self, out: Path, world: World):
+        self.out, self.world = out, world
+        self.known: dict[str, Any] = world.agree(RunRecord.read(out).chosen if world.first else None)
+
+    def get(self, name: str, choose: Callable[[], int]) -> int:
+        if name not in self.known:
+            self.set(name, choose())
+        return int(self.known[name])
+
+    def set(self, name: str, value: int | bool) -> None:
+        self.known[name] = self.world.agree(value)
+        if self.world.first:
+            replace(RunRecord.read(self.out), chosen=self.known).write(self.out)

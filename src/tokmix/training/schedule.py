@@ -16,7 +16,7 @@ def planned_steps(work: TrainingTask, world: World) -> int:
     train = work.train
     if train.steps is not None:
         return train.steps
-    return work.train_batches(world).steps(0) * (train.epochs or work.default_epochs())
+    return max(1, work.train_batches(world).steps(0) * (train.epochs or work.default_epochs()) // train.accumulate)
 
 
 def learning_rate(step: int, total: int, lr: float, warmup: float, final: float) -> float:

@@ -54,8 +54,11 @@ class TrainSettings:
     beta2: float = 0.98
     average: float | None = None  # of the running mean of the weights, what stays at each step; 0: no mean; None: by the kind of data
     clip: float = 1.0  # largest norm of the gradient; 0: any
-    tokens: int = 4096  # of a batch, padding included
+    tokens: int | None = None  # of a batch, padding included; None: 4096, for a running text on a GPU 16384
     rows: int = 64  # most rows of a batch; windows of a running text are counted by tokens alone
+    accumulate: int = 1  # batches of one step: their gradients are summed before the optimizer moves (gradient accumulation)
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the layers, AdamW for the rest
+    checkpoint_layers: bool = False  # run each layer again in the backward pass: less memory, a third more time (gradient checkpointing)
     packed: bool = False  # rows without padding, where every mixer of the stack offers it
     token_dropout: float | None = None  # share of the tokens hidden at each reading; None: by the kind of data
     label_smoothing: float = 0.0
@@ -63,7 +66,7 @@ class TrainSettings:
     mask: float | None = None  # mlm: share of tokens hidden and asked for; None: 0.15, in a warm-up 0.3
     fraction: float = 1.0  # share of train's rows that are trained on, by a hash of each: a smaller share is part of a larger one
     holdout: float | None = None  # share of train kept apart to choose by; None: valid where it is not reported on, else a tenth or less
-    evaluations: int = 20  # on that part, evenly over the run
+    evaluations: int | None = None  # on that part, evenly over the run; None: 20, or fewer: they take a tenth of the time at most
     final: Literal["valid", "test"] | None = None  # the split of the reported figure; None: test, else valid
     seed: int = 0
     save_seconds: float = 60.0  # between checkpoints
@@ -74,15 +77,18 @@ class TrainSettings:
     refit: bool = True  # fit the bag of words that the model keeps on every labelled row, once the figure is known
     balance: bool = False  # classify: weigh classes by one over their share of the rows
     device: str | None = None  # None: a GPU where there is one
+    threads: int | None = None  # on a CPU; None: OMP_NUM_THREADS, else the fastest of 1, half and all in a short trial
     precision: Literal["float32", "bfloat16"] | None = None  # None: bfloat16 on a GPU, float32 elsewhere
+    capture: bool = True  # on a GPU: steps as CUDA graphs, a graph for each shape of batch
+    compile: Literal["auto", "yes", "no"] = "auto"  # on a GPU: layers by torch.compile; auto: where the run is long enough to gain by it
     shard: bool = False  # several processes: each keeps its part of the weights and of the optimizer's state (FSDP2)
 
     def __post_init__(self) -> None:
         _check("train", self)
-        for name in ("tokens", "rows", "evaluations"):
+        for name in ("rows", "accumulate"):
             at_least(f"train.{name}", getattr(self, name), 1)
         at_least("train.keep", self.keep, 1)
-        for name in ("epochs", "steps", "save_steps", "log_steps"):
+        for name in ("tokens", "epochs", "steps", "evaluations", "save_steps", "log_steps", "threads"):
             if getattr(self, name) is not None:
                 at_least(f"train.{name}", getattr(self, name), 1)
         at_least("train.seed", self.seed, 0)
@@ -102,6 +108,8 @@ class TrainSettings:
         for name in ("weight_decay", "clip"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"train.{name}={getattr(self, name)} should be a finite number of at least 0")
+        if self.optimizer == "muon" and self.shard:
+            raise ValueError("train.optimizer='muon' needs whole matrices, and train.shard cuts them: leave one of them out")
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise ValueError(f"train.lr={self.lr} should be a finite number above 0")
         for name in ("minutes", "save_seconds"):

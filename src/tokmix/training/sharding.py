@@ -1,10 +1,10 @@
 """How a model lies on the ranks, and how their gradients become one.
 
-    Replicated    a whole model on every rank (one rank included); gradients are summed
-    Sharded    weights, gradients and moments in parts, a part a rank: torch's fully_shard (FSDP2), a layer at a time
+    Replicated   a whole model on every rank (one rank included); gradients are summed
+    Sharded      weights, gradients and moments in parts, a part a rank: torch's fully_shard (FSDP2), a layer at a time
 
-With shards a layer's weights are put together just before it runs and let go of after it. The numbers are those of copies, and
-checkpoints hold whole tensors, so that any number of ranks continues them, sharded or not.
+A sharded layer's weights are gathered just before it runs and freed after it. The numbers are those of a replicated model, and
+checkpoints hold whole tensors, so any number of ranks continues them, sharded or not.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ class Replicated:
     def place(self, model: Model) -> None:
         """In place; parameters are to be listed afterwards."""
 
-    def backward(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """Gradients of the ranks' losses, summed -> the sum of these losses."""
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of this rank's loss to those that are there."""
         loss.backward()  # type: ignore[no-untyped-call]
-        return self.world.sum_gradients(parameters, loss.detach())
+
+    def reduce(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
+        """Sum the gradients over the ranks, once all of a step's batches have gone backward -> the sum of the ranks' losses."""
+        return self.world.sum_gradients(parameters, loss)
 
     def clip(self, parameters: Sequence[nn.Parameter], most: float) -> Tensor:
         """Scale the gradients to a norm of at most `most` (0: any), over all parameters and ranks -> the norm before."""
@@ -71,9 +74,11 @@ class Sharded(Replicated):
         # that change after an evaluation must not be remembered from it.
         fully_shard(model, reshard_after_forward=True)
 
-    def backward(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
+    def backward(self, loss: Tensor) -> None:
         (loss * self.world.size).backward()  # type: ignore[no-untyped-call]  # FSDP takes the mean over the ranks
-        return self.world.sum(loss.detach())
+
+    def reduce(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
+        return self.world.sum(loss)  # FSDP has summed the gradients on the way
 
     def whole(self, tensor: Tensor) -> Tensor:
         from torch.distributed.tensor import DTensor

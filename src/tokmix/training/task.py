@@ -8,6 +8,7 @@ lm                  a running text              WindowBatches
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.split import holdout, portion
 from tokmix.data.tokens import TokenFiles, TokenSplit
 from tokmix.training import metrics
-from tokmix.training.defaults import HELD_ROWS, HELD_TOKENS, Default, default_epochs, default_of, default_warm_up, is_pair
+from tokmix.training.defaults import HELD_ROWS, HELD_TOKENS, Default, default_epochs, default_of, default_tokens, default_warm_up, is_pair
 from tokmix.training.distributed import World
 from tokmix.training.settings import ModelSettings, Settings, TrainSettings
 from tokmix.training.target_scaler import unit_of
@@ -169,22 +170,36 @@ class TrainingTask:
 
     def batches(self, split: str, world: World, rows: np.ndarray | None = None, shuffle: bool = False) -> Batches:
         train, data = self.train, self.files[split]
+        tokens = train.tokens or default_tokens(world.device.type, self.card.stream)
         mask = Masking(self.card, MASK if train.mask is None else train.mask, train.seed) if self.task == "mlm" else None
         if self.card.stream:
             return WindowBatches(
-                data, length=self.config.max_len, tokens=train.tokens, rows=rows, seed=train.seed, shuffle=shuffle, mask=mask,
+                data, length=self.config.max_len, tokens=tokens, rows=rows, seed=train.seed, shuffle=shuffle, mask=mask,
                 rank=world.rank, world=world.size,
             )  # fmt: skip
         return RowBatches(
-            data, tokens=train.tokens, max_rows=train.rows if shuffle else None, rows=rows, seed=train.seed, shuffle=shuffle,
+            data, tokens=tokens, max_rows=train.rows if shuffle else None, rows=rows, seed=train.seed, shuffle=shuffle,
             packed=train.packed, mask=mask, rank=world.rank, world=world.size,
         )  # fmt: skip
 
     def train_batches(self, world: World) -> Batches:
         return self.batches("train", world, self.kept, shuffle=True)
 
-    def held_batches(self, world: World) -> Batches | None:
-        return None if self.held is None else self.batches(self.held_split, world, self.held)
+    def held_batches(self, world: World, share: float = 1.0) -> Batches | None:
+        """share: of the held-out rows; the same ones each time."""
+        if self.held is None:
+            return None
+        return self.batches(self.held_split, world, portion(self.held, self.files[self.held_split].keys, share))
+
+    @cache  # noqa: B019 - a task lives as long as its run
+    def tokens_of(self, part: str) -> int:
+        """Tokens of a part: what is trained on ("train"), what is held out ("held"), the split of the final figure ("final")."""
+        if part == "final":
+            return 0 if self.final is None else self.files[self.final].tokens
+        rows, split = (self.kept, self.files["train"]) if part == "train" else (self.held, self.files[self.held_split])
+        if rows is None:
+            return split.tokens if part == "train" else 0
+        return int(split.lengths(rows).sum())
 
     def default_epochs(self) -> int:
         return default_epochs(self.card, self.task, self.train.fraction)
@@ -195,11 +210,11 @@ class TrainingTask:
             return self.train.pretrain or 0
         return default_warm_up(self.card, self.task, self.train.fraction)
 
-    def hide_tokens(self, ids: Tensor) -> Tensor:
+    def hide_tokens(self, ids: Tensor, generator: torch.Generator) -> Tensor:
         """Some tokens of the input as the mask: what a row says must not hang on a single word."""
         if not self.hide:
             return ids
-        chosen = (torch.rand(ids.shape) < self.hide) & ~torch.isin(ids, self.specials)
+        chosen = (torch.rand(ids.shape, generator=generator) < self.hide) & ~torch.isin(ids, self.specials)
         return ids.masked_fill(chosen, int(self.hidden or 0))
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:

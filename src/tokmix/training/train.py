@@ -1,6 +1,6 @@
 """`tokmix train`: data -> a run folder.
 
-    run.json       what was asked; --resume compares
+    run.json       the settings, which --resume compares, and what was chosen at the start: threads, whether there is a warm-up
     data/          token files, where the data was not prepared already
     warmup/        a warm-up before it, where there is one (warmup.py)
     checkpoints/   the last few
@@ -17,27 +17,29 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import tokmix
+import torch
+
 from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.tokens import TokenFiles
 from tokmix.runs.files import Damaged, check_free, remove_partial
 from tokmix.runs.locks import RUN_LOCK, owning
 from tokmix.training import (
     cost_record,
-    eval_data,
     model_folder,
     ngram,
     report,
+    threads,
     warmup,
 )
 from tokmix.training.answers import RowAnswers, beside, told_of_rows
 from tokmix.training.checkpoint import Checkpoints
+from tokmix.training.defaults import default_tokens
 from tokmix.training.distributed import World, join_world
-from tokmix.training.engine import Diverged, Engine, Interrupted
+from tokmix.training.engine import Engine
 from tokmix.training.imports import import_files
 from tokmix.training.preflight import (
     check_memory,
@@ -49,14 +51,18 @@ from tokmix.training.preflight import (
     source_of,
     token_folder,
 )
+from tokmix.training.progress import Diverged, Interrupted
 from tokmix.training.run_record import NAME as RUN
-from tokmix.training.run_record import RunRecord
+from tokmix.training.run_record import Choices, RunRecord
 from tokmix.training.settings import Settings, differences
 from tokmix.training.sharding import sharding
 from tokmix.training.task import TrainingTask, main_figure
+from tokmix.training.training_record import training_record
 
 # What may change on --resume.
-FREE = ("train.save_seconds", "train.save_steps", "train.keep", "train.log_steps", "train.baseline", "train.device", "train.shard")
+FREE = tuple(
+    f"train.{name}" for name in ("save_seconds", "save_steps", "keep", "log_steps", "baseline", "device", "shard", "threads", "compile")
+)
 
 
 def run(
@@ -69,13 +75,15 @@ def run(
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Train and save. ValueError for what does not work, naming it; KeyboardInterrupt after Ctrl-C, with a checkpoint saved."""
-    out = Path(out)
+    out, began = Path(out), time.monotonic()
     if not resume and int(os.environ.get("RANK", "0")) == 0:
         check_free(out)
     import_files(imports)
     if settings.model.stack is not None:
         check_stack(settings.model.stack)
-    with join_world(settings.train.device) as world:
+    with join_world(settings.train.device) as world, threads.restored():
+        if settings.train.compile == "yes" and world.device.type != "cuda":
+            raise ValueError(f"train.compile='yes' is for a GPU, and this run is on {world.device.type}: leave it out")
         sharding(settings.train.shard, world)  # what cannot be is said before anything is written
         say: Callable[[str], None] = print if world.first and not quiet else lambda line: None
         made = not out.exists()
@@ -92,10 +100,14 @@ def run(
                 files = TokenFiles(token_folder(Path(data), out))
                 if world.first:
                     files.verify()
+                chosen = Choices(out, world)
+                if settings.train.tokens is None:  # by the device of the first start: another one may resume
+                    tokens = chosen.get("tokens", lambda: default_tokens(world.device.type, files.card.stream))
+                    settings = replace(settings, train=replace(settings.train, tokens=tokens))
                 work = TrainingTask(files, settings)
                 check_memory(work.config, world)
             say(work.card.summary())
-            return _Run(work, out, world, say, quiet or not world.first, [Path(file).name for file in imports]).train(resume)
+            return _Run(work, out, world, say, quiet or not world.first, [Path(file).name for file in imports], began, chosen).train(resume)
 
 
 def _empty(out: Path) -> bool:
@@ -138,8 +150,12 @@ def _open_run(data: Path, out: Path, settings: Settings) -> None:
 def _check_same(data: Path, out: Path, settings: Settings) -> None:
     """A run goes on as it was started: with these settings, on this data."""
     before = RunRecord.read(out)
-    if changed := differences(before.settings, settings.record(), FREE):
+    known = Settings().record()["train"] | before.settings["train"]  # a run of an older version does not know newer settings
+    if changed := differences(before.settings | {"train": known}, settings.record(), FREE):
         raise ValueError(f"{out} was started with other settings, so it cannot be resumed with these: {'; '.join(changed)}")
+    chosen, asked = before.chosen.get("threads"), settings.train.threads
+    if chosen and asked and asked != chosen:
+        raise ValueError(f"{out} was started with {chosen} threads, so it cannot be resumed with train.threads={asked}: leave that out")
     gone = not data.exists() and not (out / "data").exists()  # prepared data, which has to be there to go on, and not to have ended
     if before.source != source_of(data) and not gone:
         raise ValueError(f"{out} was started on other data, so it cannot be resumed on {data}")
@@ -147,27 +163,38 @@ def _check_same(data: Path, out: Path, settings: Settings) -> None:
 
 
 class _Run:
-    def __init__(self, work: TrainingTask, out: Path, world: World, say: Callable[[str], None], quiet: bool, imports: list[str]):
+    def __init__(
+        self, work: TrainingTask, out: Path, world: World, say: Callable[[str], None], quiet: bool, imports: list[str], began: float,
+        chosen: Choices,
+    ):  # fmt: skip
         self.work, self.files, self.out, self.world, self.say, self.quiet = work, work.files, out, world, say, quiet
-        self.imports = imports
+        self.imports, self.began, self.chosen = imports, began, chosen
         self.rows: RowAnswers | None = None
 
     def train(self, resume: bool) -> dict[str, Any]:
         self.rows = RowAnswers(self.work, self.world, self.say) if self.work.task in LABELLED else None
-        start = self._warm_up(resume) if self.work.warm_up_epochs else None
+        bag = None
+        if self.work.train.minutes is not None and self.world.first:  # its time counts, so it comes before the steps that fill the rest
+            bag = self._baseline(self.work.final)
+        start, loaded = None, False
+        if self.work.warm_up_epochs and self.chosen.known.get("warm_up", True):
+            loaded = (self.out / warmup.FOLDER / warmup.WEIGHTS).is_file()
+            start = self._warm_up(resume)
         engine, log = self._engine(self.work, self.out)
         self._describe(engine)
         if start is not None:
             engine.begin_with(start.weights)
-            if engine.train.minutes is not None:
-                engine.train = replace(engine.train, minutes=max(engine.train.minutes - start.cost["seconds"] / 60, 0.01))
+        engine.progress.spent = time.monotonic() - self.began + (start.cost["seconds"] if start and loaded else 0.0)
         self._go(engine, log, resume, None if start is None else start.cost)
-        return self._finish(engine, log, start)
+        return self._finish(engine, log, start, bag)
 
-    def _warm_up(self, resume: bool) -> warmup.Start:
+    def _warm_up(self, resume: bool) -> warmup.Start | None:
         folder = self.out / warmup.FOLDER
         if not (folder / warmup.WEIGHTS).is_file():
             engine, log = self._engine(warmup.MaskedPretraining(self.work), folder)
+            if self._too_long(engine):
+                self.chosen.set("warm_up", False)
+                return None
             self.say(
                 f"first a warm-up, {self.work.warm_up_epochs} epochs: finding hidden tokens in train's text (without: --train.pretrain 0)"
             )
@@ -176,11 +203,49 @@ class _Run:
         self.world.wait()
         return warmup.load(folder / warmup.WEIGHTS)
 
+    def _too_long(self, engine: Engine) -> bool:
+        """Whether a warm-up would take more than its half of --minutes; one that was begun goes on."""
+        minutes = self.work.train.minutes
+        if minutes is None or engine.checkpoints.last is not None:
+            return False
+        needed = engine.estimate_pace() * engine.most
+        left = 30 * minutes - self.world.agree(time.monotonic() - self.began)
+        if needed > left:
+            self.say(
+                f"no warm-up: its {self.work.warm_up_epochs} epochs would take about {report.clock(needed)}, and"
+                f" {report.clock(max(left, 0))} of train.minutes={minutes:g} are left for it"
+            )
+        return bool(needed > left)
+
+    def _choose_threads(self, engine: Engine) -> None:
+        """On a CPU: those of the first start, else the user's number, else the fastest in a trial."""
+        if self.world.device.type != "cpu":
+            return
+        asked = threads.given(self.work.train.threads)
+        count = self.chosen.get("threads", lambda: asked or self._fastest(engine))
+        if asked is not None and asked != count:
+            self.say(f"{count} threads, as this run was started with, not {asked}")
+        torch.set_num_threads(count)
+
+    def _fastest(self, engine: Engine) -> int:
+        counts = threads.candidates()
+        if self.world.size > 1 or len(counts) == 1 or engine.checkpoints.last is not None:
+            return torch.get_num_threads()
+        with engine.untouched():
+            count = threads.choose(engine.time_step, counts)
+        self.say(f"{count} of {counts[-1]} threads: the fastest in a short trial (--threads sets a number)")
+        return count
+
     def _engine(self, work: TrainingTask, folder: Path) -> tuple[Engine, report.Log]:
         log = report.Log(folder / "log.jsonl", self.quiet)
-        return Engine(
+        engine = Engine(
             work, self.world, Checkpoints(folder / "checkpoints", work.train.keep), log if self.world.first else lambda entry: None
-        ), log
+        )
+        engine.say = self.say
+        self._choose_threads(engine)
+        if self.chosen.get("compile", lambda: engine.compile_pays()):
+            engine.compile()
+        return engine, log
 
     def _go(self, engine: Engine, log: report.Log, resume: bool, before: dict[str, Any] | None = None) -> None:
         """From the start or the last checkpoint to the end; `before`: what was spent on the way here."""
@@ -207,11 +272,16 @@ class _Run:
     def _describe(self, engine: Engine) -> None:
         kept = "nothing is held out: the last weights are kept"
         if self.work.held is not None:
-            part = "rows of valid" if self.work.held_split == "valid" else "held-out rows of train"
-            kept = f"the best of {self.work.train.evaluations} evaluations on {len(self.work.held):,} {part} is kept"
+            rows = f"{len(self.work.held):,} {'rows of valid' if self.work.held_split == 'valid' else 'held-out rows of train'}"
+            kept = f"the best weights by {rows} are kept"
+            if self.work.train.minutes is None:
+                engine.plan_evaluations()
+                share = engine.progress.held_share
+                on = rows if share == 1 else f"a sample of {100 * share:.3g} % of {rows}"
+                kept = f"the best of {engine.progress.evaluations} evaluations on {on} is kept"
         self.say(f"{self.work.config.stack}, dim {self.work.config.dim}: {engine.model.parameter_count():,} parameters; {kept}")
 
-    def _finish(self, engine: Engine, log: report.Log, start: warmup.Start | None) -> dict[str, Any]:
+    def _finish(self, engine: Engine, log: report.Log, start: warmup.Start | None, bag: dict[str, Any] | None) -> dict[str, Any]:
         """The reported figure, once; the bag of words; the model folder."""
         work, files = self.work, self.files
         split = work.final
@@ -227,8 +297,8 @@ class _Run:
         if model is None:
             self.world.wait()
             return {}
-        bag = self._baseline(split)
-        record = _record(engine, split, figures, bag, start) | {"imports": self.imports}
+        bag = bag or self._baseline(split)
+        record = training_record(engine, split, figures, bag, start) | {"imports": self.imports}
         record |= {} if self.rows is None else self.rows.record()
         if files.folder != self.out / "data":  # what `train` was given: a report says how to make it again
             record["data"]["prepared"] = {"folder": files.folder.resolve().name, "settings": files.card.settings}
@@ -269,31 +339,3 @@ class _Run:
             for line in told_of_rows(record, name):
                 self.say(line)
         self.say(figure)
-
-
-def _record(
-    engine: Engine, split: str | None, figures: dict[str, Any], bag: dict[str, Any] | None, start: warmup.Start | None
-) -> dict[str, Any]:
-    work, card, progress = engine.work, engine.work.card, engine.progress
-    return {
-        "tokmix": tokmix.__version__,
-        "task": work.task,
-        "labels": card.labels if work.task in ("classify", "multilabel") else [],
-        "columns": card.columns,
-        "stream": card.stream,
-        "tokenizer": card.tokenizer,
-        "data": {
-            "splits": {name: {"rows": part.rows, "tokens": part.tokens, "bytes": part.bytes} for name, part in card.splits.items()},
-            "source": card.source,
-            "reading": {name: card.settings[name] for name in eval_data.READING if card.settings.get(name) is not None},
-            "warnings": card.warnings,
-        },
-        "model": asdict(work.config),
-        "settings": work.settings.record(),
-        "split": split,
-        "deviation": work.deviation if work.task == "regress" else None,  # of train's scores, by which a loss is divided
-        "figures": figures,
-        "baseline": bag,
-        "selection": {"score": progress.best_score, "step": progress.best_step, "history": progress.history},
-        "cost": cost_record.with_warm_up(cost_record.cost_record(engine), None if start is None else start.cost),
-    }

@@ -4,7 +4,7 @@ import argparse
 
 from tokmix.api.search import SEQUENCES
 from tokmix.cli.commands.common import add_imports
-from tokmix.cli.commands.train import add_train_settings, train_settings
+from tokmix.cli.commands.train import add_threads, add_train_settings, train_settings
 
 ABOUT = "several stacks on one task: equal parameters, seeds, tests of significance, what each cost"
 
@@ -25,6 +25,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on in --out: what has finished is kept")
     parser.add_argument("--n", type=int, help=f"shapes: sequences to train on (default: {SEQUENCES})")
     add_imports(parser)
+    add_threads(parser)
     add_train_settings(parser)
 
 

@@ -16,7 +16,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, help="new folder for the model, the checkpoints and the log")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
     add_imports(parser)
+    add_threads(parser)
     add_train_settings(parser)
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threads", dest="train.threads", type=int, default=argparse.SUPPRESS, help="short for --train.threads", metavar="VALUE"
+    )
 
 
 def add_train_settings(parser: argparse.ArgumentParser) -> None:

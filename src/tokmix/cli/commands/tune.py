@@ -19,7 +19,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         " (default: train.lr loguniform from 1e-8 to 0.1, model.dropout uniform from 0 to 0.5)",
     )
     parser.add_argument("--workers", type=int, default=None, help="trials at a time (default: one a GPU, else one a core, at most 8)")
-    parser.add_argument("--threads", type=int, default=1, help="of each trial (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="of each trial (default: --train.threads, else 1)")
     parser.add_argument("--storage", metavar="URL", help="postgresql://user@host/database, for many machines (default: a journal file)")
     parser.add_argument("--study", metavar="NAME", help="with --storage: name of the study in the database (default: the folder's)")
     parser.add_argument(

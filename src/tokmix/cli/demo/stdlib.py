@@ -26,8 +26,8 @@ from tokmix.data.tokens import TokenFiles
 from tokmix.pages import report
 from tokmix.study.summary import table
 from tokmix.training import baseline, model_folder
-from tokmix.training.engine import Interrupted
 from tokmix.training.predict import Predictor
+from tokmix.training.progress import Interrupted
 from tokmix.training.report import clock
 from tokmix.training.settings import Settings
 from tokmix.training.task import TrainingTask

@@ -130,6 +130,7 @@ class _Runs:
             self.say(f"{len(known)} of {len(runs)} runs are done already")
         if todo:
             devices, threads = pool.share_out(device, jobs, len(todo))
+            threads = todo[0].settings.train.threads or threads
             each = f"{threads} thread{'s' * (threads > 1)} each"
             self.say(f"{len(todo)} runs, {len(devices)} at a time with {each}, on {', '.join(sorted(set(devices)))}")
             tasks = [self._task(run, shared=len(devices) > len(set(devices))) for run in todo]

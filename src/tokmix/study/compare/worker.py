@@ -21,7 +21,7 @@ def do(task: dict[str, Any]) -> dict[str, Any]:
     """The result of a run, or why there is none. A run that diverged would do so again: that is its result."""
     from tokmix.runs.locks import holding
     from tokmix.study.compare.result import NAME, RunResult
-    from tokmix.training.engine import Diverged
+    from tokmix.training.progress import Diverged
 
     folder = Path(task["out"])
     try:

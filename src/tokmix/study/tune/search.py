@@ -50,7 +50,7 @@ def run(
     trials: int = 20,
     space: Space | None = None,
     workers: int | None = None,
-    threads: int = 1,
+    threads: int | None = None,
     storage: str | None = None,
     study: str | None = None,
     patience: int | None = None,
@@ -63,6 +63,7 @@ def run(
     optuna()  # a package that is missing is missed before anything is written
     space = space or Space.read(None)
     at_least("--trials", trials, 1)
+    threads = settings.train.threads or 1 if threads is None else threads
     at_least("--threads", threads, 1)
     if workers is not None:
         at_least("--workers", workers, 1)

@@ -22,8 +22,8 @@ from tokmix.study.tune.space import apply
 from tokmix.study.tune.store import Store
 from tokmix.study.tune.trials import Claim, Trials, patiently
 from tokmix.training import train
-from tokmix.training.engine import Diverged
 from tokmix.training.imports import import_files
+from tokmix.training.progress import Diverged
 from tokmix.training.settings import ModelSettings, Settings, TrainSettings
 
 LOOK = 1.0  # seconds between looks for a trial whose worker died
@@ -97,6 +97,7 @@ def train_trial(job: Job, claim: Claim) -> tuple[float, dict[str, Any]]:
     """(score, what to remember of it). A run that was begun by a worker that died goes on from its last checkpoint."""
     figure, folder, began = Figure(**job.figure), Path(job.out) / "trials" / f"{claim.index:04d}", time.monotonic()
     settings = trial_settings(job.settings(), claim.parameters, job.device)
+    settings = replace(settings, train=replace(settings.train, threads=job.threads))
     if figure.split == "valid":  # a run by itself would report on test
         settings = replace(settings, train=replace(settings.train, final="valid"))
     try:

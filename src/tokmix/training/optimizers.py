@@ -1,0 +1,159 @@
+"""AdamW and Muon by parameter name. The only place of the repository that calls an optimizer's `step`.
+
+    adamw   every parameter; vectors (biases, norms, gains) do not decay
+    muon    the matrices inside of layers by Muon (Jordan 2024), everything else by AdamW
+
+A step can be captured as a CUDA graph: with `capturable` the rate is a tensor on the device, and nothing is read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+ADAM = {"first": "exp_avg", "second": "exp_avg_sq"}  # name in a checkpoint -> name in the optimizer
+MOMENTUM = "momentum"
+ITERATION = (3.4445, -4.7750, 2.0315)  # coefficients of the Newton-Schulz iteration
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum made orthogonal. torch.optim.Muon reads its rate on the host, so a CUDA graph would repeat the first one; this takes a
+    tensor too. It computes in float32 on a CPU, where bfloat16 is slow. The step is scaled to the size of AdamW's (Liu et al. 2025),
+    so the same learning rate serves both."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float | Tensor, weight_decay: float, momentum: float = 0.95):
+        super().__init__(list(params), {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            lr, momentum = group["lr"], group["momentum"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                mean = state["momentum_buffer"].lerp_(parameter.grad, 1 - momentum)
+                direction = orthogonal(torch.lerp(parameter.grad, mean, momentum)).to(parameter.dtype)
+                parameter.mul_(1 - lr * group["weight_decay"])
+                parameter.sub_(direction * (lr * 0.2 * max(parameter.shape) ** 0.5))
+
+
+def orthogonal(matrix: Tensor, steps: int = 5, eps: float = 1e-7) -> Tensor:
+    """The nearest matrix with singular values near 1. [A, B] -> [A, B]"""
+    a, b, c = ITERATION
+    x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
+    tall = x.shape[0] > x.shape[1]
+    x = x.mT if tall else x
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+class Optimizers:
+    """The optimizers of one model, and their state by the parameters' names."""
+
+    def __init__(
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        lr: float,
+        *,
+        kind: str = "adamw",
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        decay_vectors: bool = False,
+        capturable: bool = False,
+    ):
+        self.named = list(named)
+        device = self.named[0][1].device
+        self.rate: Tensor | None = torch.tensor(lr, device=device) if capturable else None
+        first: float | Tensor = lr if self.rate is None else self.rate
+        hidden = [p for name, p in self.named if kind == "muon" and is_hidden_matrix(name, p)]
+        chosen = set(map(id, hidden))
+        rest = [p for _, p in self.named if id(p) not in chosen]
+        decayed = [p for p in rest if decay_vectors or p.dim() >= 2]
+        groups = [
+            {"params": decayed, "weight_decay": weight_decay},
+            {"params": [p for p in rest if not (decay_vectors or p.dim() >= 2)], "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        adamw = torch.optim.AdamW(groups, first, betas, fused=True, capturable=capturable and device.type == "cuda")  # type: ignore[arg-type]
+        self.parts: list[torch.optim.Optimizer] = [adamw]
+        if hidden:
+            self.parts.append(Muon(hidden, first, weight_decay))
+
+    def set_rate(self, lr: float) -> None:
+        if self.rate is not None:
+            self.rate.fill_(lr)
+            return
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = lr
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+    def update(self, skip: Tensor | None = None) -> None:
+        """skip: 1 where the step is to be left out, else 0; for AdamW alone."""
+        for part in self.parts:
+            if skip is not None:
+                part.found_inf, part.grad_scale = skip, None  # type: ignore[attr-defined]
+            part.step()
+
+    # --- state ---------------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> list[Tensor]:
+        """All of the state, in a fixed order."""
+        return [value for part in self.parts for state in part.state.values() for value in state.values()]
+
+    def reset(self) -> None:
+        """As before the first step, in place: a CUDA graph knows addresses."""
+        for tensor in self.tensors():
+            tensor.zero_()
+
+    def state(self) -> dict[str, Tensor]:
+        """For a checkpoint: 'first.layers.0.weight' and so on."""
+        found: dict[str, Tensor] = {}
+        for part in self.parts:
+            for name, parameter in self.named:
+                state = part.state.get(parameter)
+                if state:
+                    kept = ADAM if "exp_avg" in state else {MOMENTUM: "momentum_buffer"}
+                    found |= {f"{short}.{name}": state[own] for short, own in kept.items()}
+        return found
+
+    def load(self, tensors: dict[str, Tensor], step: int, laid_out: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """What `state` gave. laid_out(parameter, full tensor) -> the part of it that this process keeps."""
+        for part in self.parts:
+            adam = isinstance(part, torch.optim.AdamW)
+            for group in part.param_groups:
+                for parameter in group["params"]:
+                    kept = {short: tensors.get(f"{short}.{self._name(parameter)}") for short in (ADAM if adam else (MOMENTUM,))}
+                    if any(full is None for full in kept.values()):
+                        continue
+                    laid = {
+                        ADAM.get(short, "momentum_buffer"): torch.empty_like(parameter).copy_(laid_out(parameter, full))
+                        for short, full in kept.items()
+                        if full is not None
+                    }
+                    done = {"step": torch.tensor(float(step), device=parameter.device)} if adam else {}
+                    part.state[parameter] = {**done, **laid}
+
+    def _name(self, parameter: nn.Parameter) -> str:
+        return next(name for name, one in self.named if one is parameter)
+
+
+def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
+    """A matrix inside of a layer: embeddings and the output are not."""
+    return name.startswith("layers.") and parameter.dim() == 2
+
+
+def means(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of the weights, for a running mean of them."""
+    return [parameter.detach().clone() for parameter in parameters]
