@@ -17,8 +17,8 @@ SOURCE = ROOT / "src" / "tokmix"
 
 # Bottom to top: a floor imports from those before it, never from those behind it. `reproduce/` stands on top of all of them.
 ROOMS = [
-    "core", "ops", "layers", "hf", "show", "runs", "data", "runtime", "training", "study", "bench", "export", "pages",
-    "api", "cli", "__main__",
+    "core", "ops", "layers", "contract", "hf", "show", "runs", "data", "runtime", "training", "study", "bench", "export", "pages",
+    "api", "sklearn", "cli", "__main__",
 ]  # fmt: skip
 
 

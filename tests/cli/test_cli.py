@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tokmix.bench import import_time
+from tokmix.cli.commands import COMMANDS
 from tokmix.cli.main import main
 
 
@@ -126,3 +128,107 @@ def test_what_cannot_be_read_is_told_in_one_line(given: list[str], told: str, ca
         main(given)
     error = capsys.readouterr().err
     assert exit_.value.code == 2 and error.startswith(told) and error.count("\n") == 1
+
+
+# --- help, version, order, booleans, hints, debug ----------------------------------------------------------------------------------
+
+
+def shown(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as exit_:
+        main(command)
+    assert exit_.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    import tokmix
+
+    assert shown(["--version"], capsys) == f"tokmix {tokmix.__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_at_most_five_options_that_exist_and_help_all_every_one(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import importlib
+
+    from tokmix.cli.main import command_parser, options_of
+
+    first = getattr(importlib.import_module(f"tokmix.cli.commands.{name.replace('-', '_')}"), "FIRST", ())
+    every = [option for option in options_of(command_parser(name)) if not option.startswith(("--help", "--no-"))]
+    brief, whole = shown([name, "--help"], capsys), shown([name, "--help-all"], capsys)
+    assert set(first) <= set(every) and all(option in whole for option in every)
+    assert len(first) == 5 if first else len(every) <= 12
+    if first:
+        assert all(option in brief for option in first) and f"more options: tokmix {name} --help-all" in brief
+        hidden = [option for option in every if option not in first]
+        assert hidden and not any(line.lstrip().startswith(f"{option} ") for option in hidden for line in brief.splitlines())
+        assert len(brief.splitlines()) < 40
+
+
+def test_options_and_positional_arguments_stand_in_any_order(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(trained / "run")
+    answers = []
+    for words in (
+        ["predict", run, "a lovely day", "it was awful", "--format", "table"],
+        ["predict", "--format", "table", run, "a lovely day", "it was awful"],
+        ["predict", run, "a lovely day", "--format", "table", "it was awful"],
+    ):
+        assert main(words) == 0
+        answers.append(capsys.readouterr().out)
+    assert len(set(answers)) == 1 and len(answers[0].splitlines()) == 2
+    assert main(["show", "--dim", "16", "hsm", "--vocab", "11"]) == 0
+
+
+def test_a_boolean_is_turned_off_in_three_ways() -> None:
+    from tokmix.cli.commands.train import train_settings
+    from tokmix.cli.main import _read
+
+    for words in (["--train.baseline", "false"], ["--no-train.baseline"], ["--train.baseline=False"]):
+        options = _read("train", [*words, "a.csv", "--out", "x"])
+        assert train_settings(options) == {"train.baseline": False} and options.data == "a.csv"
+    for words in (["--train.packed", "true"], ["--train.packed"], ["--train.packed=true"]):
+        assert train_settings(_read("train", ["--out", "x", *words, "a.csv"])) == {"train.packed": True}
+
+
+def test_a_boolean_that_is_neither_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "a.csv", "--out", "x", "--train.packed=maybe"])
+    assert "argument --train.packed: 'maybe' is neither true nor false" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [(["prepare"], "--encoding latin-1"), (["train"], "--prepare.encoding latin-1"), (["tune"], "--prepare.encoding latin-1")],
+)
+def test_a_hint_names_the_option_as_the_command_spells_it(
+    command: list[str], option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("optuna")
+    (tmp_path / "a.csv").write_bytes(b"text,label\ncaf\xe9,a\nb,c\n")
+    assert main([*command, str(tmp_path / "a.csv"), "--out", str(tmp_path / "out")]) == 1
+    error = capsys.readouterr().err
+    assert f"for instance {option}\n" in error and error.count("\n") == 1
+
+
+def test_hints_of_settings_that_a_command_has_not_stay_as_they_are() -> None:
+    from tokmix.cli.hints import as_options
+
+    told = "say label=COLUMN, or task=lm; header= names columns; train.task=lm; f(text='x'); --text=a"
+    known = ["--prepare.label", "--prepare.task"]
+    assert as_options(told, known) == (
+        "say --prepare.label COLUMN, or --prepare.task lm; header= names columns; train.task=lm; f(text='x'); --text=a"
+    )
+    assert as_options("name it with split_column=COLUMN", ["--split-column"]) == "name it with --split-column COLUMN"
+
+
+def test_an_unexpected_error_is_one_line_and_debug_shows_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> None:
+        raise KeyError("of ours")
+
+    monkeypatch.setattr("tokmix.study.summary.list_mixers", broken)
+    assert main(["list"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("tokmix list: KeyError: 'of ours'") and "--debug" in error and error.count("\n") == 1
+    for words in (["list", "--debug"], ["--debug", "list"]):
+        with pytest.raises(KeyError):
+            main(words)

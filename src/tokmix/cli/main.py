@@ -7,26 +7,30 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
+import tokmix
 from tokmix.cli.commands import COMMANDS
+from tokmix.cli.hints import as_options
 from tokmix.core.checks import nearest, printable
+
+DEBUG = "--debug"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 = done, 1 = something given does not work (one line says what), 2 = the command line cannot be read."""
+    """0 = done, 1 = it did not work (one line says what), 2 = the command line cannot be read, 130 = interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given[: given.index("--") if "--" in given else None]
+    debug = DEBUG in given[: given.index("--") if "--" in given else None]
     if debug:
-        given.remove("--debug")
-    parser = _parser(given)
-    options, unknown = parser.parse_known_args(given)
-    if unknown:
-        parser.error(f"{options.command} has no argument {unknown[0]!r}{nearest(unknown[0], options.known)}")
+        given.remove(DEBUG)
+    if not given or given[0] not in COMMANDS:
+        _parser().parse_args(given)  # --help, --version, or what is wrong
+    options = _read(given[0], given[1:])
     try:
         code = options.run(options)
         sys.stdout.flush()
-        return code
+        return int(code)
     except BrokenPipeError:  # whoever read it, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
         return 0
@@ -36,18 +40,18 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        print(printable(f"tokmix {options.command}: {_one_line(error)}"), file=sys.stderr)
+        print(printable(f"tokmix {options.command}: {_told(error, options)}"), file=sys.stderr)
         return 1
 
 
-def _one_line(error: Exception) -> str:
+def _told(error: Exception, options: argparse.Namespace) -> str:
     """What was given and does not work says so itself; of anything else the kind is named, and how to see more."""
     told = " ".join(str(error).split())
     if isinstance(error, ImportError) and error.name == "torch":
         return f"{told}: pip install 'tokmix[torch]'"
     if isinstance(error, (ValueError, OSError, ImportError)) and told:
-        return str(error)
-    return f"{type(error).__name__}{': ' * bool(told)}{told[:500]} (unexpected: the same command with --debug shows where)"
+        return as_options(str(error), options.known)
+    return f"{type(error).__name__}{': ' * bool(told)}{told[:500]} (unexpected: the same command with {DEBUG} shows where)"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -63,19 +67,76 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (`{self.prog} --help` tells all)\n")
 
 
+def show_help(parser: argparse.ArgumentParser, first: Sequence[str] = ()) -> NoReturn:
+    """The options that matter first, where a command names them; else all."""
+    others = [one for one in parser._actions if one.option_strings and not set(one.option_strings) & {"-h", "--help-all", *first}]
+    if first and others:
+        for action in others:
+            action.help = argparse.SUPPRESS
+        parser.epilog = f"{parser.epilog or ''}\n\n{len(others)} more options: {parser.prog} --help-all".strip()
+    parser.print_help()
+    parser.exit()
+
+
 def options_of(parser: argparse.ArgumentParser) -> list[str]:
     return [name for name in parser._option_string_actions if name.startswith("--")]
 
 
-def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
+    """Of `tokmix` itself: which commands there are."""
     parser = _Parser(prog="tokmix", description="Token mixing at low cost: a library and a lab.", allow_abbrev=False)
-    parser.add_argument("--debug", action="store_true", help="for any command: show where an error came from")
+    parser.add_argument("--version", action="version", version=f"tokmix {tokmix.__version__}")
+    parser.add_argument(DEBUG, action="store_true", help="of any command: show the traceback of an error")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
-        command = importlib.import_module(f"tokmix.cli.commands.{name}")
-        about = command.ABOUT
-        made = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", allow_abbrev=False)
-        command.add(made)
-        made.set_defaults(run=command.run, known=options_of(made))
-        made.given = given
+        commands.add_parser(name, help=_module(name).ABOUT)
     return parser
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"tokmix.cli.commands.{name.replace('-', '_')}")
+
+
+def command_parser(name: str) -> argparse.ArgumentParser:
+    command = _module(name)
+    about = command.ABOUT
+    parser = _Parser(prog=f"tokmix {name}", description=about[0].upper() + about[1:] + ".", allow_abbrev=False, add_help=False)
+    parser.add_argument("-h", "--help", action="store_true", default=argparse.SUPPRESS, help="show this help")
+    every = "show every option" if hasattr(command, "FIRST") else argparse.SUPPRESS
+    parser.add_argument("--help-all", action="store_true", default=argparse.SUPPRESS, help=every)
+    command.add(parser)
+    parser.set_defaults(run=command.run, command=name, known=options_of(parser))
+    return parser
+
+
+def _read(name: str, words: Sequence[str]) -> argparse.Namespace:
+    """Options and positional arguments in any order."""
+    parser = command_parser(name)
+    assert isinstance(parser, _Parser)
+    parser.given = words
+    asked = set(words[: words.index("--") if "--" in words else None])
+    if asked & {"-h", "--help", "--help-all"}:
+        show_help(parser, () if "--help-all" in asked else getattr(_module(name), "FIRST", ()))
+    options, unknown = parser.parse_known_intermixed_args(_booleans(parser, words))
+    if unknown:
+        parser.error(f"{name} has no argument {unknown[0]!r}{nearest(unknown[0], options.known)}")
+    return options
+
+
+def _booleans(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """`--train.baseline false` and `--train.baseline=false` as `--no-train.baseline`."""
+    found: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            return [*found, word, *rest]
+        name, equals, value = word.partition("=")
+        if isinstance(parser._option_string_actions.get(name), argparse.BooleanOptionalAction):
+            if not equals and rest and rest[0].lower() in ("true", "false"):
+                value = rest.pop(0)
+            if value and value.lower() not in ("true", "false"):
+                parser.error(f"argument {name}: {value!r} is neither true nor false")
+            word = f"--no-{name.removeprefix('--')}" if value.lower() == "false" else name
+        found.append(word)
+    return found

@@ -1,4 +1,5 @@
-"""The commands of `tokmix`, one file each: ABOUT (a line of help), add(parser), run(options) -> exit code.
+"""The commands of `tokmix`, one file each: ABOUT (a line of help), add(parser), run(options) -> exit code,
+and FIRST, the options that --help shows, where there are many.
 
 A file imports what it needs inside run(), so that --help answers at once, without torch.
 """
@@ -7,5 +8,5 @@ from __future__ import annotations
 
 COMMANDS = (
     "prepare", "train", "eval", "predict", "generate", "tune", "compare", "explain", "report", "export", "serve", "play",
-    "list", "show", "cost", "verify", "demo", "bench", "papers",
+    "list", "show", "check", "new-mixer", "cost", "verify", "demo", "bench", "papers",
 )  # fmt: skip

@@ -7,6 +7,7 @@ from tokmix.bench.settings import COMPILED, DTYPES, Asked, check_read
 from tokmix.core.checks import at_least
 
 ABOUT = "measure on this machine"
+FIRST = ("--quick", "--lengths", "--device", "--dtype", "--out")  # of --help
 KINDS = """\
 import      what `import tokmix` adds to `import torch`
 ops         each op, checked against float64 and timed beside plain torch, torch.compile and attention

@@ -7,6 +7,7 @@ from tokmix.cli.commands.common import add_imports
 from tokmix.cli.commands.train import add_threads, add_train_settings, train_settings
 
 ABOUT = "several stacks on one task: equal parameters, seeds, tests of significance, what each cost"
+FIRST = ("--data", "--out", "--seeds", "--fractions", "--epochs")  # of --help
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ from tokmix.api.costs import LENGTHS as DEFAULT_LENGTHS
 from tokmix.cli.commands.common import add_imports
 
 ABOUT = "what a stack costs by length, where two cross, and what a run did cost: E x D x H, time, memory, joules"
+FIRST = ("--lengths", "--dim", "--causal", "--check", "--json")  # of --help
 LENGTHS = ",".join(map(str, DEFAULT_LENGTHS))
 
 

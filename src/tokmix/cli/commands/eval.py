@@ -7,6 +7,7 @@ from tokmix.cli.commands.common import add_data, add_imports, add_model
 READING = ("text", "label", "split_column", "header", "format", "pattern", "encoding")
 FORMATS = ("csv", "tsv", "jsonl", "parquet", "txt")
 ABOUT = "the figures of a trained model on data"
+FIRST = ("--split", "--text", "--label", "--encoding", "--json")  # of --help
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ import argparse
 from tokmix.cli.commands.common import add_imports, add_model
 
 ABOUT = "text by a trained language model"
+FIRST = ("--prompt", "--max-new", "--temperature", "--top-p", "--seed")  # of --help
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ from tokmix.cli.arguments import add_settings, said
 from tokmix.data.prepare.settings import PrepareSettings
 
 ABOUT = "text -> token files, a tokenizer and a card"
+FIRST = ("--out", "--task", "--text", "--label", "--tokenizer")  # of --help
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,13 @@ from tokmix.cli.commands.common import add_data, add_imports
 from tokmix.training.settings import GROUPS
 
 ABOUT = "a table or a pile of text -> a trained, saved, usable model"
+FIRST = ("--out", "--stack", "--minutes", "--seed", "--config")  # of --help
+SHORT = (
+    ("--stack", "model.stack", str, "the mixers, bottom first, such as 'hsm*2, attention(heads=4)'; default: by the kind of data"),
+    ("--minutes", "train.minutes", float, "train at most this long; default: by the size of the data"),
+    ("--epochs", "train.epochs", int, "how often each row is read; default: by the size of the data"),
+    ("--seed", "train.seed", int, "of first weights, order and dropout; default: 0"),
+)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -29,13 +36,9 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
 def add_train_settings(parser: argparse.ArgumentParser) -> None:
     """--config, every setting of a run by its full name, and short names of the usual ones."""
     parser.add_argument("--config", help="a .json or .yaml file of settings, or the name of a recipe")
-    for short, name, read in (
-        ("--stack", "model.stack", str),
-        ("--seed", "train.seed", int),
-        ("--minutes", "train.minutes", float),
-        ("--epochs", "train.epochs", int),
-    ):
-        parser.add_argument(short, dest=name, type=read, default=argparse.SUPPRESS, help=f"short for --{name}", metavar="VALUE")
+    for short, name, read, about in SHORT:
+        shown = f"{about} (short for --{name})"
+        parser.add_argument(short, dest=name, type=read, default=argparse.SUPPRESS, help=shown, metavar="VALUE")
     parser.add_argument(
         "--pretrain", dest="train.pretrain", action="store_const", const=WARM_UP, default=argparse.SUPPRESS,
         help=f"short for --train.pretrain {WARM_UP}",

@@ -6,6 +6,7 @@ from tokmix.cli.commands.common import add_data, add_imports
 from tokmix.cli.commands.train import add_train_settings, train_settings
 
 ABOUT = "random search over settings of train, on one machine or many; what to expect of n trials"
+FIRST = ("--out", "--trials", "--space", "--workers", "--minutes")  # of --help
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,24 @@
+"""Settings that an error message names, as the command at hand spells them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+
+from tokmix.data.prepare.settings import PrepareSettings
+
+READING = [one.name for one in fields(PrepareSettings)]
+# encoding=latin-1, but neither prepare.encoding=latin-1 nor --encoding=latin-1 nor f(text='x')
+SETTING = re.compile(rf"(?<![\w.\-(])({'|'.join(READING)})=")
+
+
+def as_options(message: str, known: Sequence[str]) -> str:
+    """'say encoding=latin-1' -> 'say --prepare.encoding latin-1' for a command that has that option."""
+
+    def spelled(match: re.Match[str]) -> str:
+        names = (f"--prepare.{match[1]}", f"--{match[1].replace('_', '-')}")
+        option = next((name for name in names if name in known), None)
+        return match[0] if option is None else f"{option} "
+
+    return SETTING.sub(spelled, message).replace(" )", ")")

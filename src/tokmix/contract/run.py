@@ -1,0 +1,93 @@
+"""The whole contract on one mixer: `tokmix check my_mixer.py`."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokmix.contract import layout, numbers, stepping  # noqa: F401 - they add their rules
+from tokmix.contract.cases import Case, cases
+from tokmix.contract.rules import RULES, Broken, Rule
+from tokmix.core.mixer import MODES, mixer_class, options
+
+
+@dataclass
+class Outcome:
+    """One rule on all cases of a mixer that it applies to."""
+
+    rule: str
+    cases: int
+    failures: dict[str, str] = field(default_factory=dict)  # case -> what is wrong
+    advice: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.failures) and not self.advice
+
+
+def check_mixer(name: str, file: Path | None = None, only: str | None = None) -> Iterator[Outcome]:
+    """An outcome a rule, as it comes. file: where the mixer is written, to say which line of it went wrong. only: the rules with
+    these words in their name."""
+    said = declared(name)
+    if said.failed or only is None:
+        yield said
+    if said.failed:
+        return
+    try:
+        every, refused = cases([name])
+    except Exception as error:
+        yield Outcome("it can be made", 1, {name: describe(error, file)})
+        return
+    if refused and only is None:
+        shown = {case: f"refused: {error}" for case, error in refused.items()}
+        yield Outcome("options that refuse a value", len(refused), shown, advice=True)
+    for one in RULES:
+        chosen = [case for case in every if one.applies(case)]
+        if chosen and (only is None or only.lower() in one.name.lower()):
+            yield _outcome(one, chosen, file)
+
+
+def _outcome(one: Rule, chosen: list[Case], file: Path | None) -> Outcome:
+    outcome = Outcome(one.name, len(chosen), advice=one.advice)
+    for case in chosen:
+        try:
+            one.check(case)
+        except Exception as error:  # whatever a mixer raises is what is wrong with it
+            outcome.failures[str(case)] = describe(error, file)
+    return outcome
+
+
+def describe(error: Exception, file: Path | None = None) -> str:
+    """One line: what went wrong, and the last line of the user's own file on the way there."""
+    told = " ".join(str(error).split())
+    told = told if len(told) <= 300 else told[:297] + "..."
+    if isinstance(error, Broken):
+        return told
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if file and Path(frame.filename).resolve() == file.resolve()]
+    where = f" ({file.name if file else ''}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
+    return f"{type(error).__name__}: {told}{where}"
+
+
+def declared(name: str) -> Outcome:
+    """What a class says about itself before anything is made."""
+    cls, wrong = mixer_class(name), {}
+    modes = ", ".join(mode for mode in MODES if mode in cls.modes)
+    if not cls.modes & {"bidirectional", "causal"}:
+        wrong["modes"] = f"{modes}: a mixer offers 'bidirectional', 'causal' or both"
+    elif "step" in cls.modes and "causal" not in cls.modes:
+        wrong["modes"] = f"{modes}: 'step' continues a causal mixer, and 'causal' is missing"
+    if not isinstance(getattr(cls, "order", None), str):
+        wrong["order"] = 'it is missing: say how time grows with length, such as order = "T"'
+    parameters = inspect.signature(cls.__init__).parameters
+    causal = parameters.get("causal")
+    if causal is not None and isinstance(causal.default, bool):
+        wrong["causal"] = f"it has the default {causal.default!r}: a hidden one leaks the future sooner or later"
+    for option, parameter in options(name).items():
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            wrong[option] = "options should be named: *args and **kwargs hide them from error messages and from this check"
+        elif parameter.default is parameter.empty or parameter.annotation is parameter.empty:
+            wrong[option] = "an option needs a type and a default"
+    return Outcome("modes, order and options are declared", 1, wrong)
