@@ -10,7 +10,8 @@ config.py     TokmixConfig: the fields of ModelConfig and a format version
 models.py     one class a head; base.py: what they share, and loading; inputs.py, loss.py: what goes in, what comes out
 cache.py      the cache of generate(): the mixers' own states; attentions.py: attention maps
 tokenizer.py  a `tokenizers` object as pipelines want it
-swap.py       mixers in place of attention in models of transformers; swapped.py: what stands there; masks.py: their masks
+audits.py     what leaks in a model: padding, neighbours, documents, a cache, the future
+swaps.py      mixers in place of attention in models of transformers; swapped.py: what stands there; masks.py: their masks
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ except ImportError as error:
 
 from transformers.models.auto import modeling_auto
 
+from tokmix.hf.audits import Report, audit
 from tokmix.hf.config import FORMAT_VERSION, TokmixConfig
 from tokmix.hf.models import (
     MODELS,
@@ -33,12 +35,13 @@ from tokmix.hf.models import (
     TokmixModel,
     load_model,
 )
-from tokmix.hf.swap import swap
+from tokmix.hf.swaps import swap
 from tokmix.hf.tokenizer import wrap_tokenizer
 
 __all__ = [
     "FORMAT_VERSION",
     "MODELS",
+    "Report",
     "TokmixConfig",
     "TokmixForCausalLM",
     "TokmixForMaskedLM",
@@ -46,6 +49,7 @@ __all__ = [
     "TokmixForSequenceClassification",
     "TokmixForTokenClassification",
     "TokmixModel",
+    "audit",
     "load_model",
     "swap",
     "wrap_tokenizer",

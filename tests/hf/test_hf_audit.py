@@ -1,0 +1,149 @@
+"""The audit is clean for all mixers and for healthy models, and finds planted faults where they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from tests.cases import DEFAULTS, Case
+from tests.hf.test_hf_swap import CONFIGS, made
+from tests.hf_models import made as tokmix_made
+from tests.hf_models import of
+from tokmix.cli.main import main
+from tokmix.hf import audit, swap
+
+
+@pytest.mark.parametrize("case", DEFAULTS, ids=str)
+def test_every_mixer_is_clean(case: Case) -> None:
+    report = audit(of(case, head="lm" if case.causal else "none"))
+    assert report.ok, report
+    verdicts = {finding.check: finding.verdict for finding in report.findings}
+    for check, mode in (("right padding", "padded"), ("left padding", "padded"), ("packed rows", "packed")):
+        assert verdicts[check] == ("clean" if case.has(mode) else "n/a")
+    if case.causal:
+        assert verdicts["gradient of the future"] == "clean"
+        assert verdicts["cache"] == verdicts["chunked prefill"] == ("clean" if case.has("step") else "n/a")
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_healthy_models_raise_no_alarm(kind: str) -> None:
+    report = audit(made(kind))
+    assert report.ok, report
+    assert sum(finding.verdict == "clean" for finding in report.findings) >= 4
+
+
+def test_a_model_of_images_and_the_core_are_audited_too() -> None:
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    vit = transformers.ViTModel(transformers.ViTConfig(**small, image_size=8, patch_size=2))
+    assert audit(vit).ok and audit(vit).findings[2].verdict == "clean"
+    core = tokmix_made("hypermixing(heads=2)*2").core
+    assert audit(core).ok
+    for head in ("classify", "tag", "span", "mlm"):
+        assert audit(tokmix_made("hypermixing(heads=2)*2", head=head, causal=False)).ok
+    assert audit(swap(made("llama"), "hypermixing(heads=2)", layers="every second")).ok
+    with pytest.raises(ValueError, match="not a Linear"):
+        audit(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="did you mean 'right padding'"):
+        audit(vit, only=["right paddin"])
+
+
+def _changed(layer: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    layer.register_forward_hook(lambda module, given, out: (change(out[0]), *out[1:]) if isinstance(out, tuple) else change(out))
+
+
+def _unmasked(module: nn.Module) -> None:
+    """As if the layer ignored its mask."""
+
+    def drop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, {**kwargs, "attention_mask": None}
+
+    module.register_forward_pre_hook(drop, with_kwargs=True)
+
+
+def _found(model: nn.Module, **more: Any) -> dict[str, str]:
+    return {f.check: f.where for f in audit(model, **more).findings if f.verdict in ("LEAK", "WRONG")}  # type: ignore[misc]
+
+
+def test_padding_that_is_read_is_found_in_its_layer() -> None:
+    model = made("bert")
+    _unmasked(model.encoder.layer[2].attention.self)
+    assert _found(model) == {"right padding": "layer 3", "one row with a mask": "layer 3"}
+
+
+def test_documents_that_leak_are_found_in_their_layer() -> None:
+    model = made("llama")
+    _unmasked(model.model.layers[1].self_attn)
+    found = _found(model)
+    assert found["packed rows"] == "layer 2" and found["left padding"] == "layer 2"
+
+
+def test_positions_that_count_padding_are_found() -> None:
+    model = made("gpt2")
+    model.transformer.register_forward_pre_hook(lambda module, args, kwargs: (args, {**kwargs, "position_ids": None}), with_kwargs=True)
+    assert _found(model, only=["left padding", "right padding"]) == {"left padding": "embedding"}
+
+
+def test_neighbours_in_a_batch_that_are_read_are_found() -> None:
+    model = made("distilbert")
+    _changed(model.transformer.layer[1], lambda x: x - 0.1 * x.mean(0, keepdim=True))
+    assert _found(model, only=["batch composition"]) == {"batch composition": "layer 2"}
+
+
+def test_the_future_is_found() -> None:
+    model = made("llama")
+    _changed(model.model.layers[2], lambda x: x + 0.01 * torch.roll(x, -1, dims=1))
+    assert _found(model, only=["gradient of the future"]) == {"gradient of the future": "layer 3"}
+
+
+@pytest.mark.parametrize(("check", "harmless"), [("cache", "chunked prefill"), ("chunked prefill", "cache")])
+def test_a_wrong_cache_is_found(check: str, harmless: str) -> None:
+    """A state that is not read for single tokens, or not for chunks."""
+    model = tokmix_made("linear_attention(heads=2)*3")
+    mixer = model.core.layers[1].mixer
+    step = type(mixer).step
+
+    def forgetful(x: Tensor, state: Any, segments: Any = None) -> Any:
+        started = bool(state["total"].abs().sum() > 0)
+        lost = started and (x.shape[1] == 1) == (check == "cache")
+        return step(mixer, x, mixer.init_state(x.shape[0], x) if lost else state, segments)
+
+    class Forgetful(type(mixer)):  # type: ignore[misc]
+        step = staticmethod(forgetful)
+
+    mixer.__class__ = Forgetful
+    assert _found(model, only=[check, harmless]) == {check: "layer 2"}
+
+
+def test_numbers_that_half_precision_cannot_hold_are_found() -> None:
+    model = made("gpt2")
+    _changed(model.transformer.h[3], lambda x: (x + 1e4) - 1e4)
+    assert _found(model) == {"half precision": "layer 4"}
+
+
+@pytest.mark.slow
+def test_what_a_compiler_changes_is_found() -> None:
+    model = made("bert")
+    assert audit(model, only=["compile"]).findings[0].verdict == "clean"
+    _changed(model.encoder.layer[0], lambda x: x * 1.01 if torch.compiler.is_compiling() else x)
+    assert _found(model, only=["compile"]) == {"compile": "layer 1"}
+
+
+def test_the_command_exits_with_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    made("bert").save_pretrained(tmp_path / "bert")
+    tokmix_made("hsm*2", dtype=torch.float32).save_pretrained(tmp_path / "own")
+    for folder in ("bert", "own"):
+        assert main(["audit", str(tmp_path / folder)]) == 0
+        assert ": clean" in capsys.readouterr().out
+    from tokmix.hf import audits
+
+    monkeypatch.setitem(audits.CHECKS, "cache", lambda subject: [([torch.ones(2)], [torch.zeros(2)])])
+    assert main(["audit", str(tmp_path / "own"), "--only", "cache", "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert not found["ok"] and found["findings"][0]["verdict"] == "WRONG"
