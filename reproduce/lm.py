@@ -4,7 +4,7 @@ spec    text       a name that lm_data knows
         model      settings of ModelConfig: stack, dim, vocab, max_len, feed_forward, ...; head lm and causal are given
         members    [{"seed": 0, "lr": 1e-3}, ...]: the seed decides the first weights and the order of the windows
         batch      windows of a step; epochs: how often the text is read; steps: instead of epochs, how many
-        warmup, schedule, weight_decay, precision      fleet.py
+        warmup, schedule, weight_decay, precision      replicas.py
         points     how often it is scored on the way; peek: windows that such a score reads at most (the last one reads all)
 
 Windows are max_len tokens long and lie end to end, beginning elsewhere in every epoch; the text is a ring, so that every window is
@@ -22,12 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reproduce import fleet, lm_data
+from reproduce import lm_data
 from reproduce.job import Context
 from tokmix.core.mixer import Cost
 from tokmix.core.model import Model, ModelConfig
 from tokmix.core.optional import np
 from tokmix.core.seeds import seeded
+from tokmix.training import replicas
 
 EVAL_TOKENS = 2**14  # scored at once
 
@@ -111,7 +112,7 @@ class Scorer:
         return found if tokens < len(self.ids) - 1 else found | {"bits_per_byte": nats / math.log(2) / self.bytes}
 
     def _sums(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        with fleet.autocast(self.device, self.precision):
+        with replicas.autocast(self.device, self.precision):
             logits = model(inputs).float()
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         return torch.stack([nats, (logits.argmax(-1) == targets).sum()]).double()
@@ -130,9 +131,9 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     models = [build(spec["model"], one["seed"]) for one in members]
     steps, loss = steps_of(spec, seen), _loss(ring(text.splits["train"], text.before, length, device), length)
     watch = _Watch(Scorer(text, "valid", length, device, precision), models, steps, spec.get("peek"), context)
-    recipe = fleet.Recipe(steps, spec.get("warmup", 0), spec.get("schedule", "cosine"), precision=precision)
-    left_out = fleet.train(
-        [fleet.Member(model, one["lr"], spec.get("weight_decay", 0.0)) for model, one in zip(models, members, strict=True)],
+    recipe = replicas.Recipe(steps, spec.get("warmup", 0), spec.get("schedule", "cosine"), precision=precision)
+    left_out = replicas.train(
+        [replicas.Replica(model, one["lr"], spec.get("weight_decay", 0.0)) for model, one in zip(models, members, strict=True)],
         loss,
         batches(seen, length, spec["batch"], [one["seed"] for one in members]),
         recipe,
@@ -154,7 +155,7 @@ def losses(model: nn.Module, ids: Tensor, members: int) -> Tensor:
     return F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none").view(members, -1).mean(1)
 
 
-def _loss(text: Tensor, length: int) -> fleet.Loss:
+def _loss(text: Tensor, length: int) -> replicas.Loss:
     columns = torch.arange(length + 1, device=text.device)
 
     def loss(model: nn.Module, index: Tensor, width: int) -> Tensor:

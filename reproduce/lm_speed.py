@@ -4,7 +4,7 @@ spec    models     name -> settings of ModelConfig, as in kind "lm"
         batch      windows of a training step; steps: how many are timed, in `turns` turns of which the median counts
         tokens     decoded in a row by a batch of one, the last of the model's context
 
-Training is fleet's: one model, whole steps with the optimizer, a CUDA graph on a GPU. Decoding is Model.step as generation calls it,
+Training is that of replicas.py: one model, whole steps with the optimizer, a CUDA graph on a GPU. Decoding is Model.step as generation calls it,
 in bfloat16 on a GPU: as a CUDA graph where it can be recorded (what the device takes), and in plain Python (what a user waits for).
 """
 
@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from reproduce import fleet, lm
+from reproduce import lm
 from reproduce.job import Context
 from tokmix.bench.clock import Clock, GpuClock, Timing
 from tokmix.core.mixer import State, inplace_states
 from tokmix.core.model import Model
+from tokmix.training import replicas
 
 
 def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -52,9 +53,9 @@ def trained(model: dict[str, Any], spec: dict[str, Any], device: torch.device) -
             yield length, torch.randint(len(ids), (1, batch), generator=chance)
 
     every = max(1, steps // turns)
-    recipe = fleet.Recipe(every * (turns + 1), schedule="constant", precision=spec.get("precision", "bf16"))
+    recipe = replicas.Recipe(every * (turns + 1), schedule="constant", precision=spec.get("precision", "bf16"))
     report = lambda step, losses: times.append(time.perf_counter())
-    fleet.train([fleet.Member(lm.build(model, 0), 1e-4)], loss, batches(), recipe, device, every=every, report=report)
+    replicas.train([replicas.Replica(lm.build(model, 0), 1e-4)], loss, batches(), recipe, device, every=every, report=report)
     # The first turn records and compiles: it is none of those counted.
     return every * batch * length / statistics.median(after - before for before, after in itertools.pairwise(times))
 

@@ -1,7 +1,7 @@
 """Jobs of kind "rows": one model on one table of labelled texts, its members differing in seed, learning rate or dropout.
 
     spec   data       the table's name                          model     fields of ModelConfig; classes come from the table
-           members    [{seed, lr, dropout?}, ...]               batch, epochs, warmup (steps), clip, schedule (fleet.py)
+           members    [{seed, lr, dropout?}, ...]               batch, epochs, warmup (steps), clip, schedule (replicas.py)
            dev        share of train that is held out           fraction  of the rest that is learned from
            limit      tokens a row has at most                  score     "dev", what is held out (a search), or "valid"
            embedding  the words' weights begin with this        rows      at most so many rows of each split (small versions)
@@ -23,13 +23,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reproduce import fleet, rows_data, rows_plan
+from reproduce import rows_data, rows_plan
 from reproduce.claims import pack
 from reproduce.job import Context
 from tokmix.core.model import Model, ModelConfig
 from tokmix.core.optional import np
 from tokmix.core.seeds import seeded
 from tokmix.core.segments import Segments
+from tokmix.training import replicas
 from tokmix.training.meter import energy_counter
 
 BUCKETS = 3
@@ -63,7 +64,7 @@ class Split:
         device = self.ids.device
         right, sound = torch.zeros(len(self), dtype=torch.bool, device=device), torch.ones((), dtype=torch.bool, device=device)
         model.eval()
-        with torch.no_grad(), fleet.autocast(device, precision):
+        with torch.no_grad(), replicas.autocast(device, precision):
             for index, width in self._by_length(EVALUATED[device.type]):
                 logits = self.logits(model, index, width)
                 right[index] = logits.argmax(1) == self.labels[index]
@@ -156,7 +157,7 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     per_epoch = sum(rows_plan.batch_counts(lengths, wide, spec["batch"]))
     steps = per_epoch * spec["epochs"]
     # A small part of a table has few steps: the rate still rises in the first fifth of them at most.
-    recipe = fleet.Recipe(steps, warmup=min(spec["warmup"], steps // 5), clip=spec["clip"], schedule=spec["schedule"])
+    recipe = replicas.Recipe(steps, warmup=min(spec["warmup"], steps // 5), clip=spec["clip"], schedule=spec["schedule"])
     models = [_build(config, member) for member in members]
     flops, parameters = _flops(models[0], lengths), models[0].parameter_count()
     for model in models:
@@ -167,8 +168,8 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     judge = Judge(models, splits, spec["score"], steps, chance, recipe.precision)
     counted, begin = {"tokens": 0, "columns": 0}, time.perf_counter()
     with seeded(members[0]["seed"]):  # of dropout
-        left_out = fleet.train(
-            [fleet.Member(one, member["lr"]) for one, member in zip(models, members, strict=True)],
+        left_out = replicas.train(
+            [replicas.Replica(one, member["lr"]) for one, member in zip(models, members, strict=True)],
             splits["train"].losses,
             _batches(lengths, wide, spec, counted),
             recipe,

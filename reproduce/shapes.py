@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from reproduce.job import Context
-from reproduce.precision import products
 from tokmix.core.mixer import Mixer
 from tokmix.data.synthetic.shapes import LENGTH, Shapes, split
 from tokmix.study.compare import graphs
 from tokmix.study.explain import jacobian as explain
 from tokmix.training import toy
+from tokmix.training.precision import products
 
 # How far the gradients of the quick convolutions may be from torch's. Both are in TF32, and a ReLU whose input is about zero may be open
 # in the one and shut in the other: that is some percent after five layers. A tap that is missing or in the wrong place is far more.

@@ -24,15 +24,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reproduce import fleet
 from reproduce.job import Context
-from reproduce.stacked_parts import linear
 from tokmix.core.budget import match_parameters, parameter_count
 from tokmix.core.model import Model, ModelConfig
 from tokmix.core.seeds import seeded
 from tokmix.data import synthetic
 from tokmix.data.batches.mask import IGNORE
-from tokmix.data.synthetic.run import LOWEST_RATE, AutoEncoder, config
+from tokmix.training import replicas
+from tokmix.training.stacked_parts import linear
+from tokmix.training.synthetic import LOWEST_RATE, AutoEncoder, config
 
 REPORTS = 4  # evaluations of a run
 EVALUATED = 640  # rows at a time
@@ -120,7 +120,7 @@ def accuracy(model: nn.Module, data: Rows, device: torch.device) -> float:
     """The share of what is asked at which the likeliest token is the one wanted."""
     model.eval()
     right = torch.zeros((), dtype=torch.long, device=device)
-    with fleet.autocast(device, "bf16"):
+    with replicas.autocast(device, "bf16"):
         for index in torch.arange(len(data.inputs), device=device).split(EVALUATED):
             right += (data.logits(model, index).argmax(-1) == data.wanted[index]).sum()
     model.train()
@@ -133,7 +133,7 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     learned, scored = rows(task, train.inputs, task.learned(train), device), rows(task, test.inputs, test.targets, device)
     made = configs(spec)
     members = [
-        fleet.Member(build(task, made[one["model"]], one["seed"]), one["lr"], one.get("weight_decay", 0.0)) for one in spec["members"]
+        replicas.Replica(build(task, made[one["model"]], one["seed"]), one["lr"], one.get("weight_decay", 0.0)) for one in spec["members"]
     ]
     curves: list[list[dict[str, float]]] = [[] for _ in members]
 
@@ -144,9 +144,9 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
         context.say(f"step {step} of {steps}, scores {reached}")
 
     steps, batch = spec["steps"], min(spec["batch"], len(train))
-    recipe = fleet.Recipe(steps, schedule="cosine", lowest=LOWEST_RATE, clip=None, compiled=spec.get("compiled", True))
+    recipe = replicas.Recipe(steps, schedule="cosine", lowest=LOWEST_RATE, clip=None, compiled=spec.get("compiled", True))
     order = batches([one["seed"] for one in spec["members"]], len(train), batch, task.length, steps)
-    left_out = fleet.train(members, learned.loss, order, recipe, device, every=-(-steps // REPORTS), report=report)
+    left_out = replicas.train(members, learned.loss, order, recipe, device, every=-(-steps // REPORTS), report=report)
     models = {name: describe(task, one) for name, one in made.items()}
     return {
         "runs": [_run(one, curve) | {"left_out": lost} for one, curve, lost in zip(spec["members"], curves, left_out, strict=True)],

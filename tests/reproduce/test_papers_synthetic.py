@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from reproduce import stacked
 from reproduce import synthetic as kind
 from reproduce.hypermlp import mad, recall
 from reproduce.hypermlp.trials import at_best_rate, best
@@ -18,7 +17,8 @@ from reproduce.job import Context, Job
 from tokmix.core.mixer import mixer_class, mixers
 from tokmix.core.stack import parse
 from tokmix.data import synthetic
-from tokmix.data.synthetic import run as alone
+from tokmix.training import stacked
+from tokmix.training import synthetic as alone
 
 CPU = Context(torch.device("cpu"), None, lambda text: None)
 SMALL = {

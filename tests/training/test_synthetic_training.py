@@ -7,8 +7,8 @@ import torch
 
 from tests.synthetic_cases import SMALL
 from tokmix.data import synthetic
-from tokmix.data.synthetic import run
 from tokmix.data.synthetic.task import Examples
+from tokmix.training import synthetic as run
 
 
 def test_what_training_predicts():

@@ -15,12 +15,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from reproduce.stacked_mixers import MIXERS
-from reproduce.stacked_parts import PARTS, Embeddings, Place, Places, Scores
 from tokmix.core.block import Layer
 from tokmix.core.mixer import Mixer
 from tokmix.core.model import Model, ModelConfig
 from tokmix.core.segments import Segments
+from tokmix.training.stacked_mixers import MIXERS
+from tokmix.training.stacked_parts import PARTS, Embeddings, Place, Places, Scores
 
 
 class Together(Segments):

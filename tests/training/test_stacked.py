@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from reproduce import stacked, stacked_mixers, stacked_parts
-from reproduce.stacked import Each, Stack
 from tokmix.core.block import Layer
 from tokmix.core.mixer import mixer_class, mixers
 from tokmix.core.model import Model, ModelConfig
 from tokmix.core.segments import Segments
+from tokmix.training import stacked, stacked_mixers, stacked_parts
+from tokmix.training.stacked import Each, Stack
 
 K, B, T, VOCAB = 3, 4, 12, 40
 BOTH_WAYS = [name for name in mixers() if {"bidirectional", "padded"} <= mixer_class(name).modes]

@@ -12,10 +12,10 @@ import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reproduce import fleet
 from tokmix.core.mixer import mixer_class, mixers
 from tokmix.core.model import Model, ModelConfig
 from tokmix.core.segments import Segments
+from tokmix.training import replicas
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The AccumulateGrad node's stream",
@@ -59,13 +59,13 @@ def batches(members: int, steps: int) -> Iterator[tuple[int, Tensor]]:
         yield (T if step % 3 else T // 2), torch.stack(rows)
 
 
-RECIPE = fleet.Recipe(steps=9, warmup=2, schedule="cosine", lowest=1e-4, clip=0.5, precision="float32")
+RECIPE = replicas.Recipe(steps=9, warmup=2, schedule="cosine", lowest=1e-4, clip=0.5, precision="float32")
 
 
-def trained(members: list[fleet.Member], device: str = "cpu", recipe: fleet.Recipe = RECIPE) -> list[tuple[int, list[float]]]:
+def trained(members: list[replicas.Replica], device: str = "cpu", recipe: replicas.Recipe = RECIPE) -> list[tuple[int, list[float]]]:
     told: list[tuple[int, list[float]]] = []
     steps = batches(len(members), recipe.steps)
-    fleet.train(members, Data(device).loss, steps, recipe, torch.device(device), every=4, report=lambda *one: told.append(one))
+    replicas.train(members, Data(device).loss, steps, recipe, torch.device(device), every=4, report=lambda *one: told.append(one))
     return told
 
 
@@ -86,7 +86,7 @@ def by_hand(one: Model, lr: float, weight_decay: float, place: int) -> list[floa
 
 
 def test_each_member_is_what_a_plain_loop_makes_of_it() -> None:
-    members = [fleet.Member(model(0), 1e-2), fleet.Member(model(1), 3e-3, weight_decay=0.1)]
+    members = [replicas.Replica(model(0), 1e-2), replicas.Replica(model(1), 3e-3, weight_decay=0.1)]
     told = trained(members)
     assert [step for step, _ in told] == [4, 8, 9]
     for place, member in enumerate(members):
@@ -100,18 +100,20 @@ def test_each_member_is_what_a_plain_loop_makes_of_it() -> None:
 
 
 def test_the_rate_rises_then_falls() -> None:
-    rates = fleet.Recipe(steps=6, warmup=2, schedule="cosine", lowest=0.1).rates(1.0)
+    rates = replicas.Recipe(steps=6, warmup=2, schedule="cosine", lowest=0.1).rates(1.0)
     assert rates[:3] == [0.5, 1.0, 1.0] and rates[4] == pytest.approx(0.55) and rates == sorted(rates[:1]) + sorted(rates[1:], reverse=True)
-    assert fleet.Recipe(steps=4, warmup=2).rates(1.0) == [0.5, 1.0, 1.0, 1.0]
+    assert replicas.Recipe(steps=4, warmup=2).rates(1.0) == [0.5, 1.0, 1.0, 1.0]
 
 
 def test_half_precision_learns_on_the_wide_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """bf16 has 8 bits: a step of 1e-4 is lost on a weight of 1, unless the weight itself is kept in float32. The layers of the copy are
     compiled; here by a backend that needs no compiler."""
-    monkeypatch.setattr(fleet, "BACKEND", "aot_eager")
+    monkeypatch.setattr(replicas, "BACKEND", "aot_eager")
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    recipe = fleet.Recipe(steps=9, warmup=2)
-    wide, half = (fleet.Trainer([fleet.Member(model(0), 1e-3)], recipe, Data().loss, torch.device("cpu"), half) for half in (False, True))
+    recipe = replicas.Recipe(steps=9, warmup=2)
+    wide, half = (
+        replicas.Trainer([replicas.Replica(model(0), 1e-3)], recipe, Data().loss, torch.device("cpu"), half) for half in (False, True)
+    )
     for width, index in batches(1, 9):
         wide.advance(index, width)
         half.advance(index, width)
@@ -126,7 +128,7 @@ def test_half_precision_learns_on_the_wide_weights(monkeypatch: pytest.MonkeyPat
 
 def test_a_step_without_a_finite_gradient_is_left_out() -> None:
     """Rows whose loss is infinite: the weights stay as they are, the step counts as left out and not in the mean loss."""
-    data, one = Data(), fleet.Member(model(0), 1e-2)
+    data, one = Data(), replicas.Replica(model(0), 1e-2)
     bad = (3, 7)
 
     def loss(net: nn.Module, index: Tensor, width: int) -> Tensor:
@@ -144,7 +146,7 @@ def test_a_step_without_a_finite_gradient_is_left_out() -> None:
         told.append((step, losses))
         before.append(next(one.model.parameters()).detach().clone())
 
-    assert fleet.train([one], loss, steps(), RECIPE, torch.device("cpu"), every=1, report=report) == [2]
+    assert replicas.train([one], loss, steps(), RECIPE, torch.device("cpu"), every=1, report=report) == [2]
     assert [step for step, losses in told if math.isnan(losses[0])] == [number + 1 for number in bad]
     for number in range(1, RECIPE.steps):
         assert torch.equal(before[number], before[number - 1]) == (number in bad)
@@ -158,10 +160,11 @@ def test_a_stack_trains_as_each_alone(stack: str) -> None:
     """As on a GPU, but for recording: one stack of all, each at its own rate. In double precision, since Adam makes steps of rounding
     errors where a gradient is zero."""
     device, rates = torch.device("cpu"), (1e-2, 3e-3, 1e-3)
-    members = [fleet.Member(model(seed, stack).double(), lr) for seed, lr in enumerate(rates)]
-    together = fleet.Trainer(members, RECIPE, Data().loss, device, half=False)
+    members = [replicas.Replica(model(seed, stack).double(), lr) for seed, lr in enumerate(rates)]
+    together = replicas.Trainer(members, RECIPE, Data().loss, device, half=False)
     alone = [
-        fleet.Trainer([fleet.Member(model(seed, stack).double(), lr)], RECIPE, Data().loss, device, False) for seed, lr in enumerate(rates)
+        replicas.Trainer([replicas.Replica(model(seed, stack).double(), lr)], RECIPE, Data().loss, device, False)
+        for seed, lr in enumerate(rates)
     ]
     assert together.stack is not None and alone[0].stack is None
     for width, index in batches(3, RECIPE.steps):
@@ -175,9 +178,9 @@ def test_a_stack_trains_as_each_alone(stack: str) -> None:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_compiled_stack_in_half_precision_learns(stack: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "BACKEND", "aot_eager")
+    monkeypatch.setattr(replicas, "BACKEND", "aot_eager")
     wide, half = (
-        fleet.Trainer([fleet.Member(model(seed, stack), 1e-3) for seed in range(3)], RECIPE, Data().loss, torch.device("cpu"), half)
+        replicas.Trainer([replicas.Replica(model(seed, stack), 1e-3) for seed in range(3)], RECIPE, Data().loss, torch.device("cpu"), half)
         for half in (False, True)
     )
     for width, index in batches(3, RECIPE.steps):
@@ -187,15 +190,15 @@ def test_a_compiled_stack_in_half_precision_learns(stack: str, monkeypatch: pyte
 
 
 def test_members_are_stacked_by_twos_and_nobody_is_left_over() -> None:
-    sizes = lambda count: sorted(len(part) for part in fleet._parts(list(range(count))))
+    sizes = lambda count: sorted(len(part) for part in replicas._parts(list(range(count))))
     assert [sizes(count) for count in (1, 2, 3, 5, 6, 7)] == [[1], [2], [3], [2, 3], [2, 2, 2], [2, 2, 3]]
-    assert sorted(place for part in fleet._parts([4, 7, 9, 11, 12]) for place in part) == [4, 7, 9, 11, 12]
+    assert sorted(place for part in replicas._parts([4, 7, 9, 11, 12]) for place in part) == [4, 7, 9, 11, 12]
 
 
 def test_too_few_batches_are_an_error() -> None:
     with pytest.raises(ValueError, match="9 steps, but there were 2 batches"):
-        fleet.train(
-            [fleet.Member(model(0), 1e-3)], Data().loss, batches(1, 2), RECIPE, torch.device("cpu"), every=9, report=lambda *_: None
+        replicas.train(
+            [replicas.Replica(model(0), 1e-3)], Data().loss, batches(1, 2), RECIPE, torch.device("cpu"), every=9, report=lambda *_: None
         )  # fmt: skip
 
 
@@ -215,7 +218,7 @@ def test_segments_made_on_the_device_are_those_of_the_host(name: str) -> None:
 @pytest.mark.parametrize("name", BOTH_WAYS)
 def test_a_recording_gives_the_numbers_of_the_host(name: str) -> None:
     """In double precision: Adam makes steps of rounding errors where a gradient is zero."""
-    on_gpu, on_cpu = ([fleet.Member(model(seed, f"{name}*2").double(), 1e-3) for seed in range(3)] for _ in range(2))
+    on_gpu, on_cpu = ([replicas.Replica(model(seed, f"{name}*2").double(), 1e-3) for seed in range(3)] for _ in range(2))
     told, wanted = trained(on_gpu, "cuda"), trained(on_cpu)
     for (_, ours), (_, theirs) in zip(told, wanted, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5)
@@ -230,6 +233,6 @@ def test_a_recording_gives_the_numbers_of_the_host(name: str) -> None:
 @pytest.mark.parametrize("name", ["attention", "hypermixing", "fnet", "mlp_mixer", "gmlp"])
 def test_a_recording_in_half_precision_learns_the_same(name: str, compiled: bool) -> None:
     recipe = replace(RECIPE, precision="bf16", compiled=compiled)
-    on_gpu, on_cpu = ([fleet.Member(model(seed, f"{name}*2"), 1e-3) for seed in range(3)] for _ in range(2))
+    on_gpu, on_cpu = ([replicas.Replica(model(seed, f"{name}*2"), 1e-3) for seed in range(3)] for _ in range(2))
     for (_, ours), (_, theirs) in zip(trained(on_gpu, "cuda", recipe), trained(on_cpu), strict=True):
         assert ours == pytest.approx(theirs, rel=0.03)

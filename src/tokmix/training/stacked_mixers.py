@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reproduce.stacked_parts import Linears, Norms, Places, products
 from tokmix.core.mixer import Mixer
 from tokmix.core.positions import within
 from tokmix.core.segments import Segments
@@ -27,6 +26,7 @@ from tokmix.layers.mlp_mixer import MLPMixer
 from tokmix.layers.shared_vector import SharedVector
 from tokmix.ops import hyper_mix
 from tokmix.ops.hyper_mix import reference, select, short_op
+from tokmix.training.stacked_parts import Linears, Norms, Places, products
 
 
 class Mixers(nn.Module, ABC):

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from reproduce.precision import products
-from reproduce.stacked import Stack, alike
 from tokmix.core import checks
 from tokmix.core.block import Layer
+from tokmix.training.precision import products
+from tokmix.training.stacked import Stack, alike
 
 Loss = Callable[[nn.Module, Tensor, int], Tensor]
 Report = Callable[[int, list[float]], None]
@@ -65,7 +65,7 @@ class Recipe:
 
 
 @dataclass
-class Member:
+class Replica:
     """One run. Its model comes with its first weights, made from its own seed."""
 
     model: nn.Module
@@ -90,7 +90,7 @@ def _compile(model: nn.Module) -> None:
 class _Own:
     """A member's weights on its device and all that changes them."""
 
-    def __init__(self, member: Member, recipe: Recipe, device: torch.device):
+    def __init__(self, member: Replica, recipe: Recipe, device: torch.device):
         self.model, self.clip = member.model.to(device).train(), recipe.clip
         self.weights: list[Tensor] = list(self.model.parameters())
         # [steps], and what a warm-up at the last step reads beyond them
@@ -119,7 +119,7 @@ class Trainer:
     Each keeps its weights in float32; a step runs on their stack, in bf16 if `half`, which is refreshed from them before each step.
     Casting as one goes (autocast) would move twice the bytes, and these steps are bound by bytes. One alone, in float32, is no stack."""
 
-    def __init__(self, members: Sequence[Member], recipe: Recipe, loss: Loss, device: torch.device, half: bool):
+    def __init__(self, members: Sequence[Replica], recipe: Recipe, loss: Loss, device: torch.device, half: bool):
         self.own, self.loss, self.device = [_Own(member, recipe, device) for member in members], loss, device
         self.step = torch.zeros(1, dtype=torch.long, device=device)
         # Of the steps since they were read that were not left out: their losses, and how many there are
@@ -167,7 +167,7 @@ class Trainer:
 Group = tuple[Trainer, list[int]]  # and which members it trains
 
 
-def _grouped(members: Sequence[Member], recipe: Recipe, loss: Loss, device: torch.device) -> list[Group]:
+def _grouped(members: Sequence[Replica], recipe: Recipe, loss: Loss, device: torch.device) -> list[Group]:
     """Members that can be stacked together; on a CPU each alone."""
     gpu, found = device.type == "cuda", dict[Hashable, list[int]]()
     for place, member in enumerate(members):
@@ -286,7 +286,7 @@ class _Tally:
 
 
 def train(
-    members: Sequence[Member],
+    members: Sequence[Replica],
     loss: Loss,
     batches: Iterable[tuple[int, Tensor]],
     recipe: Recipe,
