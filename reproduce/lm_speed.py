@@ -4,7 +4,7 @@ spec    models     name -> settings of ModelConfig, as in kind "lm"
         batch      windows of a training step; steps: how many are timed, in `turns` turns of which the median counts
         tokens     decoded in a row by a batch of one, the last of the model's context
 
-Training is that of replicas.py: one model, whole steps with the optimizer, a CUDA graph on a GPU. Decoding is Model.step as generation calls it,
+Training is replicas.py: one model, whole steps with the optimizer, a CUDA graph on a GPU. Decoding is Model.step as generation calls it,
 in bfloat16 on a GPU: as a CUDA graph where it can be recorded (what the device takes), and in plain Python (what a user waits for).
 """
 

@@ -52,6 +52,23 @@ def test_imports_go_one_way() -> None:
             assert ROOMS.index(other) <= ROOMS.index(here), f"{path.relative_to(ROOT)} imports from {other}, which is a higher floor"
 
 
+LOOPS = {"training/optimizers.py", "bench/train.py", "bench/train_loop.py"}  # the latter are rivals, written as anybody would
+
+
+def test_one_place_steps_an_optimizer() -> None:
+    """All training goes through Optimizers.update: nothing else makes or steps an optimizer of torch's."""
+    found = set()
+    for top in (SOURCE, ROOT / "reproduce"):
+        for path in top.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                made = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch.optim" and node.attr != "Optimizer"
+                imported = isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.optim")
+                name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+                if made or imported or (name.endswith(".step") and "optim" in name):
+                    found.add(str(path.relative_to(top)))
+    assert found == LOOPS
+
+
 def test_no_file_outgrows_a_sitting() -> None:
     long = {str(path.relative_to(ROOT)): lines for path in SOURCE.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 400}
     assert not long

@@ -18,6 +18,7 @@ from tests.data.test_shapes import Levelling
 from tokmix.data.synthetic.shapes import split
 from tokmix.study.compare import graphs
 from tokmix.training import toy
+from tokmix.training.optimizers import Optimizers
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def test_pieces_and_fused_convolutions_train_like_toy_train(name: str, data: Any
     before = [parameter.detach().clone() for parameter in plain.parameters()]
     toy.train(plain, train_set, epochs=epochs, batch=batch, seed=seed)
     fused = graphs.Fused(model.train())
-    optimizer = torch.optim.Adam(fused.parameters(), 1e-3)
+    optimizer = Optimizers(fused.named_parameters(), 1e-3)
     (orders,) = graphs._orders([train_set], [seed], epochs)
     for order in orders:
         for piece in graphs.pieces(len(train_set), batch):

@@ -71,6 +71,16 @@ def scores(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def labels(tmp_path_factory) -> Path:
+    """Several labels a row, as many of them as some rows have tokens."""
+    folder = tmp_path_factory.mktemp("labels")
+    rows = [f"film {'fine ' * (i % 3)}{'dull ' * (i % 4)}day,{'|'.join('abcd'[: 1 + i % 4])}" for i in range(120)]
+    (folder / "t.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
+    prepare(folder / "t.csv", folder / "data", vocab=200, task="multilabel", label_separator="|")
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
 def text(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     prepare(write_text(folder / "t"), folder / "data", vocab=300, task="lm")
@@ -93,7 +103,7 @@ def test_the_ladder_has_few_sizes_and_none_wastes_much():
     assert bucket(60, 60) == 60 and bucket(50, 60) == 60 and bucket(30, 60) == 32 and bucket(70, 60) == 96
 
 
-@pytest.mark.parametrize("kind", ["table", "scores", "text", "mlm"])
+@pytest.mark.parametrize("kind", ["table", "scores", "labels", "text", "mlm"])
 def test_a_padded_batch_has_the_same_loss_and_gradients(request, kind):
     data = request.getfixturevalue("text" if kind == "mlm" else kind)
     more = {"train.task": "mlm", "model.length": 24} if kind == "mlm" else {}

@@ -52,8 +52,9 @@ def pad(batch: Batch, max_len: int, max_rows: int | None, causal: bool = False, 
     rows, width = batch.ids.shape
     columns, more = bucket(width, max_len) - width, bucket(rows, max_rows) - rows
     ids = F.pad(batch.ids, (0, columns, 0, more))
-    scores, by_token = batch.targets.is_floating_point(), batch.targets.shape == batch.ids.shape
-    targets = F.pad(batch.targets, (0, columns, 0, more) if by_token else (0, more), value=0.0 if scores else IGNORE)
+    scores, below = batch.targets.is_floating_point(), (0, 0) * (batch.targets.dim() - 1)  # scores: [S], of several labels [S, classes]
+    by_token = batch.targets.dim() == 2 and not scores
+    targets = F.pad(batch.targets, (0, columns, 0, more) if by_token else (*below, 0, more), value=0.0 if scores else IGNORE)
     weights = torch.ones(rows) if scores and batch.row_weights is None else batch.row_weights
     weights = None if weights is None else F.pad(weights, (0, more))
     lengths = F.pad(lengths_of(batch), (0, more), value=1)

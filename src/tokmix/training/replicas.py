@@ -1,11 +1,12 @@
-"""Small models trained side by side on one GPU: one stacked model (stacked.py), its step recorded as a CUDA graph.
+"""R >= 1 models of one architecture trained side by side: own weights, seeds, learning rates, dropout and rows.
 
-    member k's float32 weights ──> slice k of the stack, in bf16 ── forward, backward of all ──> slice k of the gradients
+    replica k's float32 weights ──> slice k of the stack, in bf16 ── forward, backward of all ──> slice k of the gradients
                ^                                                                                          │
-               └──────────────────── clip and AdamW of member k, at its own rate ─────────────────────────┘
+               └──────────────────── clip and AdamW of replica k, at its own rate ────────────────────────┘
 
-Members share the shapes of their batches, not the rows: each has its own order, rate and weights. On a CPU they are trained one
-by one, in float32. Dropout draws from the device's one generator, so a member's numbers depend a little on who sails beside it.
+On a GPU replicas are one stacked model (stacked.py) and a step is a CUDA graph. On a CPU they are trained one by one, in float32. The
+replicas' batches have the same shapes and other rows. On a GPU dropout uses one shared generator, so results vary slightly with the other
+replicas. Data is in memory: the paper runs, the synthetic tasks and the task of shapes train here; `tokmix train` has engine.py.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 
 from tokmix.core import checks
 from tokmix.core.block import Layer
+from tokmix.training.capture import WARM, CudaRecorder, Work
+from tokmix.training.optimizers import Optimizers
 from tokmix.training.precision import products
 from tokmix.training.stacked import Stack, alike
 
@@ -27,8 +30,7 @@ Loss = Callable[[nn.Module, Tensor, int], Tensor]
 Report = Callable[[int, list[float]], None]
 SCHEDULES, PRECISIONS = ("constant", "cosine"), ("bf16", "float32")
 BACKEND = "inductor"
-MOST = 2  # members of a stack: several stacks have a stream each, and fill the gaps between each other's kernels
-WARM = 2  # steps before recording, in which libraries and kernels choose their way
+MOST = 2  # replicas of a stack: several stacks have a stream each, and fill the gaps between each other's kernels
 
 
 @dataclass(frozen=True)
@@ -88,50 +90,47 @@ def _compile(model: nn.Module) -> None:
 
 
 class _Own:
-    """A member's weights on its device and all that changes them."""
+    """A replica's weights on its device and all that changes them."""
 
-    def __init__(self, member: Replica, recipe: Recipe, device: torch.device):
-        self.model, self.clip = member.model.to(device).train(), recipe.clip
+    def __init__(self, replica: Replica, recipe: Recipe, device: torch.device):
+        self.model, self.clip = replica.model.to(device).train(), recipe.clip
         self.weights: list[Tensor] = list(self.model.parameters())
         # [steps], and what a warm-up at the last step reads beyond them
-        self.rates = torch.tensor(recipe.rates(member.lr) + [0.0] * WARM, device=device)
-        self.rate = torch.tensor(member.lr, device=device)
-        gpu = device.type == "cuda"
-        # Fused on a CPU too: it is the kind that can leave a step out without asking the host.
-        self.optimizer = torch.optim.AdamW(
-            self.weights, self.rate, recipe.betas, weight_decay=member.weight_decay, fused=True, capturable=gpu
-        )
+        self.rates = torch.tensor(recipe.rates(replica.lr) + [0.0] * WARM, device=device)
+        self.optimizers = Optimizers(
+            self.model.named_parameters(), replica.lr, weight_decay=replica.weight_decay, betas=recipe.betas, decay_vectors=True,
+            capturable=True,
+        )  # fmt: skip
 
     def update(self, step: Tensor) -> Tensor:
-        """By the gradients that its weights have. One that is no finite number would be the end of the weights: such a step is left
-        out. -> whether it was not, 1 or 0"""
-        self.rate.copy_(self.rates.index_select(0, step)[0])
+        """By the gradients that its weights have. A step whose gradient is not finite is left out -> 1 where it was done, 0 where not"""
+        assert self.optimizers.rate is not None
+        self.optimizers.rate.copy_(self.rates.index_select(0, step)[0])
         norm = nn.utils.clip_grad_norm_(self.weights, self.clip or math.inf)
         sound = torch.isfinite(norm).float()
-        self.optimizer.found_inf, self.optimizer.grad_scale = 1 - sound, None  # type: ignore[attr-defined]
-        self.optimizer.step()
+        self.optimizers.update(skip=1 - sound)
         return sound
 
 
 class Trainer:
-    """Members whose models are one stack: the same calls every time, so that a step can be recorded.
+    """Replicas whose models are one stack: the same calls every time, so that a step can be recorded.
 
     Each keeps its weights in float32; a step runs on their stack, in bf16 if `half`, which is refreshed from them before each step.
     Casting as one goes (autocast) would move twice the bytes, and these steps are bound by bytes. One alone, in float32, is no stack."""
 
-    def __init__(self, members: Sequence[Replica], recipe: Recipe, loss: Loss, device: torch.device, half: bool):
-        self.own, self.loss, self.device = [_Own(member, recipe, device) for member in members], loss, device
+    def __init__(self, replicas: Sequence[Replica], recipe: Recipe, loss: Loss, device: torch.device, half: bool):
+        self.own, self.loss, self.device = [_Own(replica, recipe, device) for replica in replicas], loss, device
         self.step = torch.zeros(1, dtype=torch.long, device=device)
         # Of the steps since they were read that were not left out: their losses, and how many there are
-        self.totals, self.counts = torch.zeros(2, len(members), device=device)
-        self.stack = None if len(members) == 1 and not half else Stack([one.model for one in self.own]).to(device).train()
+        self.totals, self.counts = torch.zeros(2, len(replicas), device=device)
+        self.stack = None if len(replicas) == 1 and not half else Stack([one.model for one in self.own]).to(device).train()
         if self.stack is not None and half:
             self.stack.to(torch.bfloat16)
             if recipe.compiled:
                 _compile(self.stack)
 
     def advance(self, index: Tensor, width: int) -> None:
-        """index [members, B]"""
+        """index [replicas, B]"""
         self._refresh()
         model = self.own[0].model if self.stack is None else self.stack
         losses = self.loss(model, index, width)
@@ -145,7 +144,7 @@ class Trainer:
     @torch.no_grad()
     def _refresh(self) -> None:
         for one in self.own:
-            one.optimizer.zero_grad(set_to_none=True)
+            one.optimizers.zero_grad()
         if self.stack is None:
             return
         self.stack.zero_grad(set_to_none=True)
@@ -164,17 +163,17 @@ class Trainer:
                 mine.grad = grad
 
 
-Group = tuple[Trainer, list[int]]  # and which members it trains
+Group = tuple[Trainer, list[int]]  # and which replicas it trains
 
 
-def _grouped(members: Sequence[Replica], recipe: Recipe, loss: Loss, device: torch.device) -> list[Group]:
-    """Members that can be stacked together; on a CPU each alone."""
+def _grouped(replicas: Sequence[Replica], recipe: Recipe, loss: Loss, device: torch.device) -> list[Group]:
+    """Replicas that can be stacked together; on a CPU each alone."""
     gpu, found = device.type == "cuda", dict[Hashable, list[int]]()
-    for place, member in enumerate(members):
-        found.setdefault(alike(member.model) if gpu else place, []).append(place)
+    for place, replica in enumerate(replicas):
+        found.setdefault(alike(replica.model) if gpu else place, []).append(place)
     half = gpu and recipe.precision == "bf16"
     parts = [part for group in found.values() for part in _parts(group)]
-    return [(Trainer([members[place] for place in part], recipe, loss, device, half), part) for part in parts]
+    return [(Trainer([replicas[place] for place in part], recipe, loss, device, half), part) for part in parts]
 
 
 def _parts(group: list[int]) -> list[list[int]]:
@@ -192,8 +191,8 @@ class _OneByOne:
         self.groups = groups
 
     def advance(self, index: Tensor, width: int) -> None:
-        for trainer, members in self.groups:
-            trainer.advance(index[members].to(trainer.device), width)
+        for trainer, replicas in self.groups:
+            trainer.advance(index[replicas].to(trainer.device), width)
 
 
 class _Recorded:
@@ -203,31 +202,26 @@ class _Recorded:
     def __init__(self, groups: Sequence[Group]):
         self.groups, self.device = groups, groups[0][0].device
         self.streams = [torch.cuda.Stream(self.device) for _ in groups]
-        self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
-        self.pool = torch.cuda.graph_pool_handle()
+        self.graphs: dict[tuple[int, int], tuple[Work, list[Tensor]]] = {}
+        self.recorder = CudaRecorder(self.device)
 
     def advance(self, index: Tensor, width: int) -> None:
-        shape, parts = (index.shape[1], width), [index[members] for _, members in self.groups]
+        shape, parts = (index.shape[1], width), [index[replicas] for _, replicas in self.groups]
         if shape not in self.graphs:
             self.graphs[shape] = self._record(parts, width)
-        graph, places = self.graphs[shape]
+        replay, places = self.graphs[shape]
         for place, part in zip(places, parts, strict=True):
             place.copy_(part, non_blocking=True)
-        graph.replay()
+        replay()
 
-    def _record(self, parts: Sequence[Tensor], width: int) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+    def _record(self, parts: Sequence[Tensor], width: int) -> tuple[Work, list[Tensor]]:
         places = [part.to(self.device) for part in parts]
         before = [_snapshot(trainer) for trainer, _ in self.groups]
-        for _ in range(WARM):
-            self._side_by_side(places, width)
-        torch.cuda.synchronize(self.device)
+        self.recorder.warm(lambda: self._side_by_side(places, width))
         for (trainer, _), state in zip(self.groups, before, strict=True):
             _bring_back(trainer, state)
         torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            self._side_by_side(places, width)
-        return graph, places
+        return self.recorder.record(lambda: self._side_by_side(places, width)), places
 
     def _side_by_side(self, places: Sequence[Tensor], width: int) -> None:
         now = torch.cuda.current_stream(self.device)
@@ -246,7 +240,7 @@ def _state(trainer: Trainer) -> list[Tensor]:
 
 
 def _moments(trainer: Trainer) -> list[Tensor]:
-    return [value for one in trainer.own for state in one.optimizer.state.values() for value in state.values()]
+    return [value for one in trainer.own for value in one.optimizers.tensors()]
 
 
 def _snapshot(trainer: Trainer) -> tuple[list[Tensor], list[Tensor]]:
@@ -260,7 +254,7 @@ def _bring_back(trainer: Trainer, before: tuple[list[Tensor], list[Tensor]]) -> 
     if trainer.stack is not None:
         trainer.stack.zero_grad(set_to_none=True)
     for one in trainer.own:
-        one.optimizer.zero_grad(set_to_none=True)
+        one.optimizers.zero_grad()
     for value, was in zip(_state(trainer), values, strict=True):
         value.copy_(was)
     for place, value in enumerate(_moments(trainer)):
@@ -268,16 +262,16 @@ def _bring_back(trainer: Trainer, before: tuple[list[Tensor], list[Tensor]]) -> 
 
 
 class _Tally:
-    """Reads the losses of each member's steps since it last did, and counts the steps that were left out."""
+    """Reads the losses of each replica's steps since it last did, and counts the steps that were left out."""
 
-    def __init__(self, groups: Sequence[Group], members: int):
-        self.groups, self.left_out = groups, [0] * members
+    def __init__(self, groups: Sequence[Group], replicas: int):
+        self.groups, self.left_out = groups, [0] * replicas
 
     def read(self, steps: int) -> list[float]:
-        """The mean of each member's losses; NaN where all of its steps were left out."""
+        """The mean of each replica's losses; NaN where all of its steps were left out."""
         means = [math.nan] * len(self.left_out)
-        for trainer, members in self.groups:
-            for place, total, count in zip(members, trainer.totals.tolist(), trainer.counts.tolist(), strict=True):
+        for trainer, replicas in self.groups:
+            for place, total, count in zip(replicas, trainer.totals.tolist(), trainer.counts.tolist(), strict=True):
                 means[place] = total / count if count else math.nan
                 self.left_out[place] += steps - round(count)
             trainer.totals.zero_()
@@ -286,7 +280,7 @@ class _Tally:
 
 
 def train(
-    members: Sequence[Replica],
+    replicas: Sequence[Replica],
     loss: Loss,
     batches: Iterable[tuple[int, Tensor]],
     recipe: Recipe,
@@ -294,25 +288,28 @@ def train(
     *,
     every: int,
     report: Report,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[int]:
     """loss(model, index, width) -> [K] in float32, of the training rows index [K, B] cut to `width` columns, of a model that takes
-    K members' rows one after the other (K is 1 on a CPU). It must not ask the host for anything: it is recorded.
-    batches: (width, index [members, B] on the host), recipe.steps of them.
+    K replicas' rows one after the other (K is 1 on a CPU). It must not ask the host for anything: it is recorded.
+    batches: (width, index [replicas, B] on the host), recipe.steps of them.
 
-    report(step, mean loss of each member since the last report) every so many steps and after the last.
-    -> how many steps of each member were left out, since a gradient was no finite number"""
-    groups = _grouped(members, recipe, loss, device)
-    fleet: _Recorded | _OneByOne = _Recorded(groups) if device.type == "cuda" else _OneByOne(groups)
+    report(step, mean loss of each replica since the last report) every so many steps and after the last.
+    stop: asked after each step; True ends the run there.
+    -> how many steps of each replica were left out, since a gradient was no finite number"""
+    groups = _grouped(replicas, recipe, loss, device)
+    together: _Recorded | _OneByOne = _Recorded(groups) if device.type == "cuda" else _OneByOne(groups)
     # What stays in float32 beside bf16, such as a Fourier transform, need not be more exact than TF32.
     precision = "tf32" if recipe.precision == "bf16" else "float32"
-    tally, since, done = _Tally(groups, len(members)), 0, 0
+    tally, since, done = _Tally(groups, len(replicas)), 0, 0
     for width, index in batches:
         with products(precision):
-            fleet.advance(index, width)
+            together.advance(index, width)
         done, since = done + 1, since + 1
-        if since == every or done == recipe.steps:
+        ends = done == recipe.steps or stop()
+        if since == every or ends:
             report(done, tally.read(since))
             since = 0
-        if done == recipe.steps:
+        if ends:
             return tally.left_out
     raise ValueError(f"the recipe has {recipe.steps} steps, but there were {done} batches")

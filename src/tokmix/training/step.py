@@ -87,3 +87,11 @@ def _again(forward: Callable[..., Tensor], *given: object) -> Tensor:
     if not torch.is_grad_enabled():
         return forward(*given)
     return checkpoint(forward, *given, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def plain_step(optimizers: Optimizers, loss: Tensor) -> Tensor:
+    """Backward and update of a model by itself, without anything around it -> the loss"""
+    optimizers.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizers.update()
+    return loss.detach()

@@ -21,6 +21,8 @@ from tokmix.core.positions import PositionCode, count
 from tokmix.core.seeds import seeded
 from tokmix.data.batches.mask import IGNORE
 from tokmix.data.synthetic.task import Examples, Task
+from tokmix.training import replicas
+from tokmix.training.toy import in_order
 
 LOWEST_RATE = 1e-6
 
@@ -81,35 +83,27 @@ def train(
     checks.at_least("batch", batch, 1)
     data, test = (part.to(device) for part in task.split(seed))
     learned, model = task.learned(data), build(task, stack, dim, seed=seed, **settings).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=weight_decay)
-    order, start, loss, done = torch.Generator().manual_seed(seed), time.perf_counter(), math.nan, 0
-    total = epochs * -(-len(data) // batch)
-    for epoch in range(1, epochs + 1):
-        losses = []
-        for chosen in torch.randperm(len(data), generator=order).to(data.inputs.device).split(batch):
-            for group in optimizer.param_groups:
-                group["lr"] = cosine(lr, done / total)
-            losses.append(step(model, optimizer, data.inputs[chosen], learned[chosen]))
-            done += 1
-        loss = float(torch.stack(losses).mean())  # waits for the device, so once an epoch
+    a_pass, start, losses = -(-len(data) // batch), time.perf_counter(), [math.nan]
+
+    def loss(model: nn.Module, index: Tensor, width: int) -> Tensor:
+        logits = model(data.inputs[index[0]]).flatten(0, 1)
+        return F.cross_entropy(logits, learned[index[0]].flatten(), ignore_index=IGNORE)[None]
+
+    def note(step: int, means: list[float]) -> None:
+        losses.append(means[0])
         if report is not None:
-            report(epoch, loss)
+            report(step // a_pass, means[0])
+
+    recipe = replicas.Recipe(epochs * a_pass, schedule="cosine", lowest=LOWEST_RATE, clip=None, precision="float32")
+    order = in_order(len(data), batch, epochs, seed)
+    replicas.train([replicas.Replica(model, lr, weight_decay)], loss, order, recipe, data.inputs.device, every=a_pass, report=note)
     seconds = time.perf_counter() - start
-    return Outcome(accuracy(model, test), task.chance, loss, done, seconds)
+    return Outcome(accuracy(model, test), task.chance, losses[-1], recipe.steps, seconds)
 
 
 def cosine(lr: float, progress: float) -> float:
     """From lr at progress 0 down to LOWEST_RATE at 1."""
     return LOWEST_RATE + (lr - LOWEST_RATE) * (1 + math.cos(math.pi * progress)) / 2
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> Tensor:
-    """-> the loss before it"""
-    loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ The convolutions see eight positions each way; only the mixer can carry a height
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,9 @@ from tokmix.core.mixer import Cost, Mixer, create
 from tokmix.core.seeds import seeded
 from tokmix.core.stack import parse
 from tokmix.data.synthetic.shapes import LENGTH, Shapes, draw
+from tokmix.training import replicas
+from tokmix.training.optimizers import Optimizers
+from tokmix.training.step import plain_step
 
 WIDTH, KERNEL = 64, 5
 # As in the paper: tied HyperMixing of d' = 64 with LayerNorm; attention of one head, without biases and 1/sqrt(d).
@@ -120,32 +123,37 @@ def train(
     """Adam on the mean squared error, for that many epochs or seconds, whichever ends first."""
     checks.at_least("epochs", epochs, 1)
     checks.at_least("batch", batch, 1)
-    order = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr)
-    start, progress = time.perf_counter(), Progress(0, 0.0, float("nan"))
-    model.train()
-    for epoch in range(1, epochs + 1):
-        losses = []
-        for chosen in torch.randperm(len(data), generator=order).to(data.inputs.device).split(batch):
-            losses.append(step(model, optimizer, data.inputs[chosen], data.targets[chosen]))
-            if seconds is not None and time.perf_counter() - start > seconds:
-                break
-        # Reading a number waits for the device, so it is done once an epoch.
-        progress = Progress(epoch, time.perf_counter() - start, 100 * float(torch.stack(losses).mean()))
+    a_pass, start, progress = -(-len(data) // batch), time.perf_counter(), Progress(0, 0.0, float("nan"))
+
+    def loss(model: nn.Module, index: Tensor, width: int) -> Tensor:
+        return F.mse_loss(model(data.inputs[index[0]]), data.targets[index[0]])[None]
+
+    def note(step: int, losses: list[float]) -> None:
+        nonlocal progress
+        progress = Progress(-(-step // a_pass), time.perf_counter() - start, 100 * losses[0])
         if report is not None:
             report(progress)
-        if seconds is not None and progress.seconds > seconds:
-            break
+
+    def late() -> bool:
+        return seconds is not None and time.perf_counter() - start > seconds
+
+    order = in_order(len(data), batch, epochs, seed)
+    recipe = replicas.Recipe(epochs * a_pass, clip=None, precision="float32")
+    replicas.train([replicas.Replica(model, lr)], loss, order, recipe, data.inputs.device, every=a_pass, report=note, stop=late)
     return progress
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> Tensor:
+def in_order(rows: int, batch: int, epochs: int, seed: int) -> Iterator[tuple[int, Tensor]]:
+    """(0, rows [1, B]) of every batch: all rows once an epoch, in an order of the seed's."""
+    chance = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        for chosen in torch.randperm(rows, generator=chance).split(batch):
+            yield 0, chosen[None]
+
+
+def step(model: nn.Module, optimizers: Optimizers, inputs: Tensor, targets: Tensor) -> Tensor:
     """-> the loss before it"""
-    loss = F.mse_loss(model(inputs), targets)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
+    return plain_step(optimizers, F.mse_loss(model(inputs), targets))
 
 
 @torch.no_grad()

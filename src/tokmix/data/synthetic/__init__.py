@@ -48,3 +48,9 @@ def create(name: str, **settings: typing.Any) -> Task:
         if given not in known:
             raise ValueError(f"task {name!r} has no setting {given!r}; its settings: {', '.join(known)}{checks.nearest(given, known)}")
     return TASKS[name](**settings)
+
+
+def __getattr__(name: str) -> typing.NoReturn:
+    if name == "run":
+        raise ImportError("tokmix.data.synthetic.run is now tokmix.training.synthetic: from tokmix.training import synthetic")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tokmix.data.synthetic.shapes import Shapes
 from tokmix.ops.convolve import convolve
 from tokmix.training import toy
+from tokmix.training.optimizers import Optimizers
 
 WARM = 3  # steps before recording, in which libraries and kernels choose their way
 PIECE = 50  # steps of a recording at most: it takes a few milliseconds to record each
@@ -77,7 +78,7 @@ class Recorded:
         self.pieces = pieces(len(data), batch)
         self.order = torch.arange(self.pieces[0].stop, device=data.inputs.device)  # what a piece reads, in this order; filled before each
         # capturable: its count of steps stands on the GPU, where the recording can raise it
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr, capturable=True, fused=True)
+        self.optimizers = Optimizers(self.model.named_parameters(), lr, capturable=True)
         self._warm_up()
         self.graphs = {length: self._record(length) for length in {piece.stop - piece.start for piece in self.pieces}}
 
@@ -90,14 +91,12 @@ class Recorded:
     def _steps(self, order: Tensor) -> None:
         inputs, targets = self.data.inputs[order], self.data.targets[order]
         for some, wanted in zip(inputs.split(self.batch), targets.split(self.batch), strict=True):
-            toy.step(self.model, self.optimizer, some, wanted)
+            toy.step(self.model, self.optimizers, some, wanted)
 
     def _reset(self, weights: Sequence[Tensor]) -> None:
         """As if the warm-up had not been; in place, since the recording knows places and not values."""
         _restore(self.model, weights)
-        for state in self.optimizer.state.values():
-            for value in state.values():
-                value.zero_()
+        self.optimizers.reset()
 
     def _warm_up(self) -> None:
         weights = [parameter.detach().clone() for parameter in self.model.parameters()]
