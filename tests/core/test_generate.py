@@ -150,3 +150,47 @@ def test_max_len_binds_models_that_own_length_sized_weights_alone() -> None:
     classifier = Model(ModelConfig(stack="attention", dim=16, vocab=9, head="classify", causal=True, max_len=8))
     with pytest.raises(ValueError, match="head='lm'"):
         generate(classifier, [[1]])
+
+
+DRAFTS = ["hsm*2", "hsm(heads=2, variant='gate'), attention(window=3)", "attention(heads=2)", "hypermixing(heads=2), gmlp"]
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("stack", ["(hsm, attention(heads=2))*2", "hypermixing(heads=2), hsm", "hypermlp, linear_attention"])
+def test_a_draft_never_changes_the_result(draft: str, stack: str) -> None:
+    model, small = made(stack, max_len=64), made(draft, max_len=64)
+    for prompts in (PROMPTS[:1], PROMPTS, [[1, 2], [3, 4]]):
+        plain = generate(model, prompts, max_new=24)
+        for count in (1, 4):
+            assert generate(model, prompts, max_new=24, draft=small, draft_tokens=count) == plain
+    stop = [plain[0][5], plain[1][9]]
+    for settings in ({"stop": stop}, {"stop": stop, "min_new": 12}):
+        found = generate(model, [[1, 2], [3, 4]], 24, draft=small, **settings)  # type: ignore[arg-type]
+        assert found == generate(model, [[1, 2], [3, 4]], 24, **settings)  # type: ignore[arg-type]
+    stream = list(generate(model, PROMPTS, max_new=9, draft=small, stream=True))
+    whole = generate(model, PROMPTS, max_new=9)
+    assert all([token for row, token in stream if row == at] == whole[at] for at in range(3)) and len(stream) == 27
+
+
+def test_a_draft_that_is_the_model_is_always_right_and_saves_passes() -> None:
+    from tokmix.core.speculative import Speculation
+
+    model = made("hsm*2, attention(heads=2)", max_len=64).eval()
+    run = Speculation(model, model, 31, 0, (), 4)
+    found = [token for _, token in run.tokens([[5, 8, 2]])]
+    assert [found] == generate(model, [[5, 8, 2]], max_new=31)
+    assert run.rounds == 6 and run.accepted == 24  # five tokens a pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"temperature": 0.5}, "temperature=0.5: a draft model works with temperature=0"),
+        ({"draft_tokens": 0}, "draft_tokens=0"),
+        ({"draft": made(vocab=9)}, "vocabulary of 9, and the model one of 23"),
+        ({"draft": made("gmlp", max_len=8)}, "the draft model takes 8"),
+    ],
+)
+def test_drafts_that_do_not_fit_are_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        generate(**{"model": made(), "prompts": PROMPTS, "max_new": 6, "draft": made("hsm"), **changes})

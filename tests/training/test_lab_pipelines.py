@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import transformers
 
 import tokmix.hf  # noqa: F401 - makes the models known
 from tests.lab import settings, write_scores, write_table, write_text
-from tokmix.training import model_folder, predict
+from tokmix.training import generate, model_folder, predict
 from tokmix.training.generate import begin, stream
 from tokmix.training.train import run
 
@@ -74,3 +75,7 @@ def test_going_on_with_a_text(tmp_path):
     for size in (1, 2):
         found = write(prompts, max_new_tokens=6, do_sample=False, return_full_text=False, batch_size=size)
         assert [row[0]["generated_text"] for row in found] == ["".join(stream(ours, prompt, 6, temperature=0)) for prompt in prompts]
+    for draft in (folder, folder.parent):  # the folder of a model or of a run
+        with io.StringIO() as out:
+            given = generate.run(folder, prompts[0], max_new=12, temperature=0, draft=draft, draft_tokens=3, out=out)
+        assert given == "".join(stream(ours, prompts[0], 12, temperature=0))

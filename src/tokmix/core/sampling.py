@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from tokmix.core import checks
+from tokmix.core import checks, speculative
 from tokmix.core.decoding import Decoder
 from tokmix.core.mixer import State
 from tokmix.core.model import Model
@@ -29,11 +29,13 @@ AHEAD = 8  # tokens that a GPU makes before the host reads them
 def generate(
     model: Model, prompts: Sequence[Sequence[int]], max_new: int = ..., min_new: int = ..., temperature: float = ...,
     top_k: int | None = ..., top_p: float | None = ..., stop: Sequence[int] = ..., seed: int | None = ..., stream: Literal[False] = ...,
+    draft: Model | None = ..., draft_tokens: int = ...,
 ) -> list[list[int]]: ...  # fmt: skip
 @overload
 def generate(
     model: Model, prompts: Sequence[Sequence[int]], max_new: int = ..., min_new: int = ..., temperature: float = ...,
     top_k: int | None = ..., top_p: float | None = ..., stop: Sequence[int] = ..., seed: int | None = ..., *, stream: Literal[True],
+    draft: Model | None = ..., draft_tokens: int = ...,
 ) -> Iterator[tuple[int, int]]: ...  # fmt: skip
 def generate(
     model: Model,
@@ -46,6 +48,8 @@ def generate(
     stop: Sequence[int] = (),
     seed: int | None = None,
     stream: bool = False,
+    draft: Model | None = None,
+    draft_tokens: int = 4,
 ) -> list[list[int]] | Iterator[tuple[int, int]]:
     """New ids for each prompt; a stop token ends a row and is its last id.
 
@@ -54,6 +58,8 @@ def generate(
     stop         ids that end a row, though not before min_new tokens
     seed         of the sampling; None draws one
     stream       give an iterator of (row, id) as the tokens come
+    draft        a smaller model of the same vocabulary that proposes draft_tokens tokens at a time, for the model to check in one
+                 pass; the ids are those of greedy decoding without it
     """
     try:
         rows = [[index(token) for token in prompt] for prompt in prompts]
@@ -65,8 +71,14 @@ def generate(
         raise ValueError(f"stop={stop!r} should be a list of whole numbers, such as [2]") from None
     _check(model, rows, max_new, min_new, temperature, top_k, top_p, stops)
     seed = _seed(seed)
+    if draft is not None:
+        checks.at_least("draft_tokens", draft_tokens, 1)
+        speculative.check(model, draft, rows, max_new, temperature)
     choice = Choice(len(rows), max_new, min_new, temperature, top_k, top_p, stops, seed, model.device)
-    tokens = _tokens(model, rows, max_new, stops, choice)
+    if draft is None or not rows or max_new == 0:
+        tokens = _tokens(model, rows, max_new, stops, choice)
+    else:
+        tokens = speculative.Speculation(model, draft, max_new, min_new, stops, draft_tokens).tokens(rows)
     if stream:
         return tokens
     new: list[list[int]] = [[] for _ in rows]

@@ -36,6 +36,8 @@ def stream(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,
+    draft: Trained | None = None,
+    draft_tokens: int = 4,
 ) -> Iterator[str]:
     """Pieces of text as they come; joined they are the continuation. It ends with the document, or after max_new tokens."""
     start, room = begin(trained, prompt)
@@ -44,8 +46,9 @@ def stream(
     shown = ""
     before = trained.tokenizer.decode(start[1:])
     for _, token in sampling.generate(
-        trained.model, [start], max_new, temperature=temperature, top_k=top_k, top_p=top_p, stop=(end,), seed=seed, stream=True
-    ):
+        trained.model, [start], max_new, temperature=temperature, top_k=top_k, top_p=top_p, stop=(end,), seed=seed, stream=True,
+        draft=None if draft is None else draft.model, draft_tokens=draft_tokens,
+    ):  # fmt: skip
         if token == end:
             break
         ids.append(token)
@@ -65,19 +68,22 @@ def run(
     top_p: float | None = None,
     seed: int | None = None,
     device: str = "cpu",
+    draft: str | Path | None = None,
+    draft_tokens: int = 4,
     imports: Sequence[str | Path] = (),
     out: TextIO | None = None,
 ) -> str:
-    """Print the prompt and its continuation as it comes; -> the continuation."""
+    """Print the prompt and its continuation as it comes; -> the continuation. draft: the folder of a smaller model that proposes tokens."""
     import_files(imports)
     out = out or sys.stdout
     trained = model_folder.load(model, device)
+    helper = None if draft is None else _draft(draft, device, trained)
     _, room = begin(trained, prompt)
     if room is not None and room < max_new:
         print(f"this model takes {trained.model.limit} tokens: it can give {room} after this prompt, not {max_new}", file=sys.stderr)
     pieces = []
     shown = printable if out.isatty() else str  # a file gets the text as it is
-    for i, piece in enumerate(chain(stream(trained, prompt, max_new, temperature, top_k, top_p, seed), [""])):
+    for i, piece in enumerate(chain(stream(trained, prompt, max_new, temperature, top_k, top_p, seed, helper, draft_tokens), [""])):
         if i == 0:  # nothing is printed before what was given has been checked
             out.write(shown(prompt))
         out.write(shown(piece))
@@ -85,3 +91,10 @@ def run(
         pieces.append(piece)
     out.write("\n")
     return "".join(pieces)
+
+
+def _draft(folder: str | Path, device: str, trained: Trained) -> Trained:
+    draft = model_folder.load(folder, device)
+    if draft.tokenizer.get_vocab() != trained.tokenizer.get_vocab():
+        raise ValueError(f"{draft.folder} has another vocabulary than {trained.folder}: a draft model needs the same tokenizer")
+    return draft

@@ -16,12 +16,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=None, help="among the k likeliest")
     parser.add_argument("--top-p", type=float, default=None, help="among the fewest whose probabilities reach p")
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument(
+        "--draft", metavar="FOLDER", help="a smaller model that proposes tokens; needs --temperature 0"
+    )
+    parser.add_argument("--draft-tokens", type=int, default=4, metavar="N", help="that it proposes at a time (default: %(default)s)")
     add_imports(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from tokmix.training.generate import run as generate
 
-    sampling = {name: getattr(options, name) for name in ("max_new", "temperature", "top_k", "top_p", "seed")}
+    sampling = {name: getattr(options, name) for name in ("max_new", "temperature", "top_k", "top_p", "seed", "draft", "draft_tokens")}
     generate(options.model, options.prompt, imports=options.imports, **sampling)
     return 0
