@@ -16,9 +16,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=None, help="among the k likeliest")
     parser.add_argument("--top-p", type=float, default=None, help="among the fewest whose probabilities reach p")
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument(
-        "--draft", metavar="FOLDER", help="a smaller model that proposes tokens; needs --temperature 0"
-    )
+    parser.add_argument("--draft", metavar="FOLDER", help="a smaller model that proposes tokens; needs --temperature 0")
     parser.add_argument("--draft-tokens", type=int, default=4, metavar="N", help="that it proposes at a time (default: %(default)s)")
     add_imports(parser)
 
