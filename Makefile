@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto
 # The files whose tests run a Triton kernel; on a machine without a GPU they need Triton's interpreter.
 KERNEL_TESTS := $(shell grep -l "tests.kernel_rule" tests/ops/test_*.py)
 
-.PHONY: demo test test-all test-deps lint clean
+.PHONY: demo test test-all campaign test-deps lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tokmix demo --out out/demo
@@ -21,6 +21,10 @@ test: $(VENV)/.installed
 test-all: $(VENV)/.installed
 	TRITON_INTERPRET=1 $(PYTEST) -m "not gpu and not slow" $(KERNEL_TESTS) --durations=10
 	$(PYTEST) -m slow --durations=10
+
+# Kills, full disks, power cuts, pairs of processes, changed files, hostile folders, odd requests, all at random: below an hour on two cores.
+campaign: $(VENV)/.installed
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.campaign --out tests/campaign/last.json
 
 # System packages that some tests need: PostgreSQL's server and Chromium.
 test-deps:

@@ -1,0 +1,83 @@
+"""What is killed: commands on small data, each with the result that it has to come to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.lab import write_table, write_text
+from tokmix.cli.main import main
+
+SMALL = [
+    "--model.dim", "16", "--train.rows", "16", "--train.steps", "12", "--train.save_steps", "2", "--train.evaluations", "3",
+    "--train.log_steps", "1", "--no-train.baseline", "--train.device", "cpu",
+]  # fmt: skip
+ROWS = ["--model.stack", "hypermixing(hidden=16)", "--prepare.vocab", "200", *SMALL]
+
+
+def digest(*paths: Path) -> str:
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    command: Callable[[Path], list[str]]  # folder -> arguments; a folder that is there is gone on with
+    result: Callable[[Path], str]  # a fingerprint of what it came to
+    ranks: int = 1
+
+    def run(self, out: Path, rank: int = 0, port: int = 0) -> int:
+        if self.ranks > 1:
+            world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            os.environ.update({name: str(value) for name, value in world.items()})
+        return main(self.command(out))
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def programs(folder: Path) -> list[Program]:
+    table, text = write_table(folder / "t.csv", 100), write_text(folder / "text", 30)
+
+    def weights(out: Path) -> str:
+        return digest(out / "model" / "model.safetensors")
+
+    def trials(out: Path) -> str:
+        known = json.loads((out / "tune.json").read_text())
+        return json.dumps([[one["number"], one["parameters"], one["score"]] for one in known["trials"]])
+
+    def table_of(out: Path) -> str:
+        return json.dumps([[one["entry"], one["seed"], one["score"]] for one in json.loads((out / "compare.json").read_text())["runs"]])
+
+    def train(*more: str, data: Path = table, rows: list[str] = ROWS) -> Callable[[Path], list[str]]:
+        return lambda out: ["train", str(data), "--out", str(out), "--resume", *rows, *more]
+
+    def prepare(out: Path) -> list[str]:
+        return ["prepare", str(table), "--out", str(out), "--vocab", "200"]
+
+    def tune(out: Path) -> list[str]:
+        told = ["--trials", "2", "--workers", "1", *(["--resume"] if (out / "study.json").exists() else [])]
+        return ["tune", str(table), "--out", str(out), *told, *ROWS]
+
+    def compare(out: Path) -> list[str]:
+        told = ["--data", str(table), "--out", str(out), "--seeds", "1", "--jobs", "1", "--resume"]
+        return ["compare", "hypermixing(hidden=16)", "identity", *told, "--prepare.vocab", "200", *SMALL]
+
+    lm = ["--model.stack", "hsm*2", "--model.length", "32", "--prepare.vocab", "300", *SMALL]
+    return [
+        Program("train", train(), weights),
+        Program("train with a warm-up", train("--train.pretrain", "1"), weights),
+        Program("train lm", train(data=text, rows=lm), weights),
+        Program("prepare", prepare, lambda out: digest(out / "card.json")),
+        Program("tune", tune, trials),
+        Program("train on two ranks", train(), weights, ranks=2),
+        Program("compare", compare, table_of),
+    ]
