@@ -15,7 +15,7 @@ from tokmix.cli.main import main
 
 SMALL = [
     "--model.dim", "16", "--train.rows", "16", "--train.steps", "12", "--train.save_steps", "2", "--train.evaluations", "3",
-    "--train.log_steps", "1", "--no-train.baseline", "--train.device", "cpu",
+    "--train.log_steps", "1", "--train.threads", "1", "--no-train.baseline", "--train.device", "cpu",
 ]  # fmt: skip
 ROWS = ["--model.stack", "hypermixing(hidden=16)", "--prepare.vocab", "200", *SMALL]
 
