@@ -19,6 +19,7 @@ test: $(VENV)/.installed
 
 # What `make test` leaves out: every kernel in the interpreter, kernels compiled for absent GPUs, browser, PostgreSQL, kills, several processes.
 test-all: $(VENV)/.installed
+	$(BIN)/python -m tests.lock --check
 	TRITON_INTERPRET=1 $(PYTEST) -m "not gpu and not slow" $(KERNEL_TESTS) --durations=10
 	$(PYTEST) -m slow --durations=10
 
@@ -35,11 +36,11 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check src tests reproduce
 	$(BIN)/mypy
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml requirements/test.lock
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --constraint requirements/test.lock --editable '.[test]'
 	touch $@
 
 clean:

@@ -139,11 +139,11 @@ def test_a_hub_data_set_keeps_its_splits(tmp_path, monkeypatch):
     table = datasets.Dataset.from_dict({"premise": ["a", "b"], "hypothesis": ["c", "d"], "label": ["x", "y"]})
     loaded = datasets.DatasetDict({"train": table, "validation_matched": table, "validation_mismatched": table})
     monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: loaded if (name, subset) == ("org/name", "part") else 1 / 0)
-    parts = open_source("org/name", subset="part")
+    parts = open_source("hub:org/name", subset="part")
     assert [part.split for part in parts] == ["train", "valid", "valid"]
     assert list(parts[0].rows(["hypothesis", "label"])) == [(1, ["c", "x"]), (2, ["d", "y"])]
-    with pytest.raises(ValueError, match="no file or folder 'org/other'.*hub"):
-        open_source("org/other")
+    with pytest.raises(ValueError, match="hub gave no data set 'org/other'"):
+        open_source("hub:org/other")
 
 
 def test_half_a_surrogate_pair_becomes_text(tmp_path):
@@ -288,9 +288,33 @@ def test_missing_files_and_folders(tmp_path):
 
 def test_a_hub_name_that_cannot_be_reached_is_one_line(tmp_path):
     pytest.importorskip("datasets")
-    with pytest.raises(ValueError, match="no file or folder 'nobody/nothing'; and the Hugging Face hub gave no such data set") as caught:
-        prepare("nobody/nothing", tmp_path / "out")
+    with pytest.raises(ValueError, match="the Hugging Face hub gave no data set 'nobody/nothing'") as caught:
+        prepare("hub:nobody/nothing", tmp_path / "out")
     assert "\n" not in str(caught.value)
+
+
+def test_a_mistyped_folder_never_asks_the_hub(tmp_path, monkeypatch):
+    from tokmix.data.read import hub
+
+    monkeypatch.setattr(hub, "fetched", lambda *given: 1 / 0)
+    for name in ("nobody/nothing", "reviwes"):
+        with pytest.raises(ValueError, match=f"no file or folder '{name}'.*; a data set of the Hugging Face hub is hub:{name}"):
+            prepare(name, tmp_path / "out")
+
+
+def test_a_hub_that_does_not_answer_is_given_up_at_once(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    from huggingface_hub import constants
+
+    from tokmix.data.read import hub
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    seen = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: seen.append(constants.HF_HUB_OFFLINE) or 1 / 0)
+    with pytest.raises(ValueError, match="gave no data set"):
+        hub.fetched("org/name", None)
+    assert seen == [True] and constants.HF_HUB_OFFLINE is False
 
 
 def test_lines_and_chunks_agree_on_text_with_long_characters(tmp_path):

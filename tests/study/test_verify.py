@@ -128,3 +128,12 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_where(monkeypatch, caps
     assert len(said.splitlines()) == 1 and said.startswith("tokmix verify: KeyError") and "--debug" in said
     with pytest.raises(KeyError):
         main(["verify", str(tmp_path), "--debug"])
+
+
+@pytest.mark.parametrize(("states", "code"), [(["finished", "not available"], 0), (["finished", "failed"], 1)])
+def test_compare_with_a_failed_run_ends_with_an_error_code(states, code, monkeypatch, tmp_path):
+    from tokmix.api import search
+
+    found = search.Comparison(tmp_path, {"runs": [{"state": state, "seed": 0} for state in states]})
+    monkeypatch.setattr(search, "compare", lambda *given, **named: found)
+    assert main(["compare", "hsm", "--data", "t.csv", "--out", str(tmp_path / "out")]) == code

@@ -35,10 +35,11 @@ def run(options: argparse.Namespace) -> int:
 
     names = ("seeds", "match", "jobs", "n", "config", "resume", "imports")
     given = {name: getattr(options, name) for name in names}
-    compare(
+    found = compare(
         options.stacks, options.data, options.out, fractions=_fractions(options.fractions), verbose=True, **given, **train_settings(options)
     )
-    return 0
+    failed = [run for run in found.record["runs"] if run["state"] == "failed"]
+    return 1 if failed else 0
 
 
 def _fractions(given: str) -> list[float]:

@@ -10,9 +10,7 @@ FIRST = ("--out", "--task", "--text", "--label", "--tokenizer")  # of --help
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    kinds = (
-        "csv, tsv, jsonl, json, parquet, xlsx, sqlite, txt (also .gz), - for standard input, a folder of those or by class, or a hub name"
-    )
+    kinds = "csv, tsv, jsonl, json, parquet, xlsx, sqlite, txt (also .gz), - for standard input, a folder of those or by class, or hub:NAME"
     parser.add_argument("data", metavar="DATA", help=kinds)
     parser.add_argument("--out", required=True, help="new folder for what is written")
     add_settings(parser, PrepareSettings)

@@ -20,6 +20,7 @@ from tokmix.data.read import stdin
 from tokmix.data.read.lines import LONGEST_LINE, chunks, is_packed, lines
 from tokmix.data.split import split_of_path
 
+HUB = "hub:"  # nothing else ever asks the hub: a mistyped name of a folder must not
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 FORMATS |= {".parquet": "parquet", ".pq": "parquet", ".txt": "txt", ".text": "txt"}
 FORMATS |= {".xlsx": "xlsx", ".sqlite": "sqlite", ".sqlite3": "sqlite", ".db": "sqlite"}
@@ -234,13 +235,17 @@ def open_source(
     separator: str | None = None,
     sheet: str | None = None,
 ) -> list[Part]:
-    """The parts of a file, a folder of files, a Hugging Face data set folder, standard input (-), or (where nothing has that path)
-    a hub name.
+    """The parts of a file, a folder of files, a Hugging Face data set folder, standard input (-), or a
+    data set on the Hugging Face hub (hub:NAME).
 
     A folder of texts sorted into folders by class is a table, unless the task asked for is another one."""
     if not str(source):
         raise ValueError("no file or folder was named: '' is empty")
     path = Path(source)
+    if str(source).startswith(HUB):
+        from tokmix.data.read import hub
+
+        return hub.fetched(str(source).removeprefix(HUB), subset)
     if str(source) == stdin.NAME:
         path = stdin.spooled()
         format = format or stdin.format_of_content(path)
@@ -255,11 +260,9 @@ def open_source(
         if classes := _by_class(path, found, encoding, task, format, pattern):
             return classes
     else:
-        if path.exists() or path.suffix.lower() in {*FORMATS, ".gz"} or path.is_absolute() or str(source).count("/") > 1:
-            raise ValueError(f"no file or folder {str(source)!r}{_beside(path)}")
-        from tokmix.data.read import hub
-
-        return hub.fetched(str(source), subset, _beside(path))
+        named = path.exists() or path.suffix.lower() in {*FORMATS, ".gz"} or path.is_absolute() or str(source).count("/") > 1
+        hint = "" if named else f"; a data set of the Hugging Face hub is {HUB}{source}"
+        raise ValueError(f"no file or folder {str(source)!r}{_beside(path)}{hint}")
     told = (encoding, header, separator, sheet)
     parts = [_part(file, path, format, "txt" if pattern else None, *told) for file in found]
     if len({isinstance(part, Text) for part in parts}) > 1:

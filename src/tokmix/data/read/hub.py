@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 from tokmix.core.optional import need
 from tokmix.data.read.files import Part, name_classes, place
 from tokmix.data.split import split_of_name
+
+PATIENCE = 5.0  # seconds for the hub to answer
 
 
 class HubSplit(Part):
@@ -55,15 +59,40 @@ def saved(folder: Path) -> list[Part]:
     return _parts(folder.name, loaded, folder)
 
 
-def fetched(name: str, subset: str | None, beside: str) -> list[Part]:
-    """A data set of the hub, by its name."""
-    datasets = need("datasets", f"there is no file or folder {name!r}{beside}; taking it as a name on the Hugging Face hub")
+def fetched(name: str, subset: str | None) -> list[Part]:
+    """A data set of the hub, by its name: hub:NAME. Where the hub does not answer at once, from the cache or not at all."""
+    datasets = need("datasets", f"reading the data set {name!r} of the Hugging Face hub")
     try:
-        with _quiet():
+        with _quiet(), _offline_unless_reachable():
             loaded = datasets.load_dataset(name, subset)
     except Exception as error:
-        raise ValueError(f"no file or folder {name!r}{beside}; and the Hugging Face hub gave no such data set: {_line(error)}") from None
+        raise ValueError(f"the Hugging Face hub gave no data set {name!r}: {_line(error)}") from None
     return _parts(name, loaded, None)
+
+
+@contextmanager
+def _offline_unless_reachable() -> Iterator[None]:
+    """The hub's library tries for half a minute. One short look first; without an answer the library is told to stay offline."""
+    import datasets
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    if not before[0] and not _reachable(constants.ENDPOINT):
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
+def _reachable(endpoint: str) -> bool:
+    try:
+        urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=PATIENCE).close()
+    except urllib.error.HTTPError:
+        return True  # it answered
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

@@ -25,6 +25,7 @@ def serve(
     try:
         import uvicorn
 
+        from tokmix.pages.headers import PATIENCE, patient_protocol
         from tokmix.pages.play.app import AT_ONCE, create
         from tokmix.pages.play.engine import Engine
     except ImportError as error:
@@ -42,7 +43,7 @@ def serve(
         print(f"http://{shown}:{where[1]}  (Ctrl-C ends it)", flush=True)
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, limit_concurrency=4 * AT_ONCE, timeout_keep_alive=5, server_header=False, ws="none",
-            timeout_graceful_shutdown=2,
+            timeout_graceful_shutdown=2, http=patient_protocol(PATIENCE),
         )  # fmt: skip
         with suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
             uvicorn.Server(config).run(sockets=[listener])
