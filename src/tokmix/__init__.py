@@ -21,6 +21,7 @@ _HOME = {
     "generate": "core.sampling",
     "match_parameters": "core.budget",
     "swap_attention": "core.adapt",
+    "convert": "core.convert",
     "train": "api.fit",
     "Run": "api.fit",
     "load": "api.model",
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from tokmix.api.search import compare, tune
     from tokmix.core.adapt import swap_attention
     from tokmix.core.budget import match_parameters
+    from tokmix.core.convert import convert
     from tokmix.core.mixer import Cost, Mixer, create, mixers, register
     from tokmix.core.model import Model, ModelConfig
     from tokmix.core.rowmixer import RowMixer

@@ -23,6 +23,7 @@ from tokmix.ops.hyper_mlp import relu_of_normalised
 class SwappedState(MixerState):
     """The state of a swapped layer between keys and values of others."""
 
+    _layer_type = "tokmix_swapped"  # transformers looks classes up by it: the parent's is taken
     is_croppable = False
 
     def crop(self, tokens_to_remove: int) -> None:
