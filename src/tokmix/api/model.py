@@ -84,16 +84,17 @@ class TrainedModel:
         return Predictor(self._trained)(self._many(texts))
 
     def predict(self, texts: Texts) -> Any:
-        """The label or score of each text."""
-        found = [answer["score"] if "score" in answer else answer["label"] for answer in self.answers(texts)]
+        """The label of each text, its labels (a list) where it may have several, or its score."""
+        kind = {"regress": "score", "multilabel": "labels"}.get(self.task, "label")
+        found = [answer[kind] for answer in self.answers(texts)]
         return found[0] if self._is_one(texts) else found
 
     def predict_proba(self, texts: Texts) -> np.ndarray:
         """The probability of each class: [texts, classes], for one text [classes]; columns as in `labels`."""
         import numpy as np
 
-        if self.task != "classify":
-            raise ValueError(f"{self.folder} is a model for {self.task}, and predict_proba needs classify")
+        if self.task not in ("classify", "multilabel"):
+            raise ValueError(f"{self.folder} is a model for {self.task}, and predict_proba needs classify or multilabel")
         found = np.array([list(answer["probabilities"].values()) for answer in self.answers(texts)])
         return found[0] if self._is_one(texts) else found.reshape(-1, len(self.labels))
 
