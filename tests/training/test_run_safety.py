@@ -291,3 +291,35 @@ def test_a_model_that_no_memory_holds_is_one_line_and_leaves_nothing(words, whol
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and words in said[0], said
     assert list(tmp_path.iterdir()) == []
+
+
+# --- several processes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_lost_rank_is_one_line_and_the_run_goes_on(whole, tmp_path):
+    import socket
+    import time
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    out = tmp_path / "run"
+    given = [
+        word for name, value in (GIVEN | {"train.steps": 100_000}).items() if name != "train.baseline" for word in (f"--{name}", str(value))
+    ]
+    command = [sys.executable, "-m", "tokmix", "train", str(whole / "t.csv"), "--out", str(out), "--no-train.baseline", *given]
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, **world, "RANK": f"{rank}"})
+        for rank in range(2)
+    ]
+    end = time.monotonic() + 120
+    while Checkpoints(out / "checkpoints").last is None and time.monotonic() < end:
+        time.sleep(0.05)
+    ranks[1].kill()
+    said = ranks[0].communicate(timeout=60)[1]
+    ranks[1].communicate()
+    told = [line for line in said.splitlines() if line.startswith("tokmix ")]
+    assert ranks[0].returncode == 1 and len(told) == 1 and "another process of this run was lost" in told[0], said[-800:]
+    assert "Traceback" not in said and Checkpoints(out / "checkpoints").load() is not None

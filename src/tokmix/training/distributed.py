@@ -12,6 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+# What gloo, NCCL and their store say where the other side is gone.
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL error", "ncclRemoteError", "recvValue failed")
+
 
 @dataclass(frozen=True)
 class World:
@@ -89,6 +92,11 @@ def join_world(device: str | None) -> Iterator[World]:
         if dist.get_world_size() != size:
             raise ValueError(f"{dist.get_world_size()} processes found each other, not WORLD_SIZE={size}")
         yield World(rank, size, chosen)
+    except RuntimeError as error:
+        told = " ".join(str(error).split())
+        if any(word in told for word in LOST):
+            raise ValueError(f"another process of this run was lost; continue with the same command and --resume ({told[:200]})") from error
+        raise
     finally:
         dist.destroy_process_group()
 
