@@ -32,6 +32,7 @@ Responses = dict[int | str, dict[str, Any]]
 ERRORS: Responses = {status: {"model": schemas.Error, "description": why} for status, why in WHY.items()}
 PLAIN_ERRORS: Responses = {status: ERRORS[status] for status in (401, 413, 408, 421)}
 AGAIN = {"Retry-After": "1"}
+TOO_LONG = ("string_too_long", "too_long")  # as pydantic calls it
 
 
 @dataclass(frozen=True)
@@ -140,11 +141,14 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         """Without the input, which may be long, and may hold what JSON cannot."""
-        first = error.errors()[0]
+        found = error.errors()
+        # One too long says so, whatever else it could have been instead.
+        large = [one for one in found if one["type"] in TOO_LONG and one["ctx"]["max_length"] > 2]  # three texts are no large pair
+        first = (large or found)[0]
         if first["type"] == "json_invalid":
             return failure(400, "the body is not JSON")
         place = ".".join(str(part) for part in first["loc"] if part != "body")
-        return failure(413 if first["type"] in ("string_too_long", "too_long") else 422, f"{place[:200] or 'the body'}: {first['msg']}")
+        return failure(413 if large else 422, f"{place[:200] or 'the body'}: {first['msg']}")
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> Response:
@@ -173,25 +177,28 @@ def _add_status(app: FastAPI, service: Service) -> None:
 def _add_rows(app: FastAPI, service: Service) -> None:
     model = service.model
 
-    if model.about.task in ("classify", "regress"):
+    async def classify(asked: schemas.RowsRequest) -> JSONResponse:
+        """A label and probabilities of each text, or its score."""
+        found = await service.rows(asked)
+        assert found.outputs is not None
+        data = []
+        for i, (output, cut) in enumerate(zip(found.outputs, found.cut, strict=True)):
+            answer = model.answer("", output)
+            data.append({"index": i, **{key: value for key, value in answer.items() if key != "text"}, "truncated": cut})
+        return JSONResponse({"object": "list", "model": service.name, "data": data, "usage": _usage(found)})
 
-        @app.post("/v1/classify", responses=ERRORS, response_model=schemas.Classifications, response_model_exclude_none=True)
-        async def classify(asked: schemas.RowsRequest) -> JSONResponse:
-            """A label and probabilities of each text, or its score."""
-            found = await service.rows(asked)
-            assert found.outputs is not None
-            data = []
-            for i, (output, cut) in enumerate(zip(found.outputs, found.cut, strict=True)):
-                answer = model.answer("", output)
-                data.append({"index": i, **{key: value for key, value in answer.items() if key != "text"}, "truncated": cut})
-            return JSONResponse({"object": "list", "model": service.name, "data": data, "usage": _usage(found)})
-
-    @app.post("/v1/embeddings", responses=ERRORS, response_model=schemas.Embeddings)
-    async def embeddings(asked: schemas.EmbeddingsRequest) -> JSONResponse:
+    async def embeddings(asked: schemas.RowsRequest) -> JSONResponse:
         """A vector of each text."""
         found = await service.rows(asked)
         data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(found.pooled.tolist())]
         return JSONResponse({"object": "list", "model": service.name, "data": data, "usage": _usage(found)})
+
+    # FastAPI reads what a route takes from its annotations; which it is depends on the model.
+    classify.__annotations__["asked"] = schemas.PairsRequest if model.about.pair else schemas.TextsRequest
+    embeddings.__annotations__["asked"] = schemas.PairsToEmbed if model.about.pair else schemas.TextsToEmbed
+    if model.about.task in ("classify", "regress"):
+        app.post("/v1/classify", responses=ERRORS, response_model=schemas.Classifications, response_model_exclude_none=True)(classify)
+    app.post("/v1/embeddings", responses=ERRORS, response_model=schemas.Embeddings)(embeddings)
 
 
 def _usage(found: Outputs) -> dict[str, int]:

@@ -65,14 +65,13 @@ class Batcher:
             rows = [row for job in batch for row in job.rows]
             self.seen(len(rows))
             try:
-                found: Outputs | Exception = self.model.run(rows)
+                found, start = self.model.run(rows), 0
+                for job in batch:
+                    _tell(job, _part(found, start, start + len(job.rows)))
+                    start += len(job.rows)
             except Exception as error:  # the thread serves everyone: what one batch meets must not end it
-                found = error
-            start = 0
-            for job in batch:
-                stop = start + len(job.rows)
-                _tell(job, found if isinstance(found, Exception) else _part(found, start, stop))
-                start = stop
+                for job in batch:
+                    _tell(job, error)
 
     def _next(self) -> list[Job]:
         with self.ready:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 INPUTS = 256  # texts of one request
 LETTERS = 100_000  # of one text
@@ -13,8 +13,15 @@ PROMPTS = 16
 
 Text = Annotated[str, Field(min_length=1, max_length=LETTERS)]
 Pair = Annotated[list[Text], Field(min_length=2, max_length=2, description="the two texts of a pair")]
-Row = Text | Pair
-Name = Annotated[str | None, Field(max_length=200, description="the served model's name, as answers give it; may be left out")]
+Name = Annotated[str, Field(max_length=200, description="the served model's name, as answers give it; may be left out")] | None
+
+
+def _whole(given: object) -> object:
+    """JSON has one kind of number: 5.0 is a whole one."""
+    return int(given) if isinstance(given, float) and given.is_integer() else given
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
 
 
 class Request(BaseModel):
@@ -22,18 +29,37 @@ class Request(BaseModel):
 
 
 class RowsRequest(Request):
-    """One text, or a list of them. For a model that reads pairs a row is a list of two texts."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"input": "a fine film"}, {"input": ["a fine film", "a dull day"]}]})
-    input: Text | Annotated[list[Row], Field(min_length=1, max_length=INPUTS)]
     model: Name = None
 
     def rows(self) -> list[tuple[str, ...]]:
-        given = [self.input] if isinstance(self.input, str) else self.input
-        return [(row,) if isinstance(row, str) else tuple(row) for row in given]
+        raise NotImplementedError
 
 
-class EmbeddingsRequest(RowsRequest):
+class TextsRequest(RowsRequest):
+    """One text, or a list of them."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"input": "a fine film"}, {"input": ["a fine film", "a dull day"]}]})
+    input: Text | Annotated[list[Text], Field(min_length=1, max_length=INPUTS)]
+
+    def rows(self) -> list[tuple[str, ...]]:
+        return [(text,) for text in ([self.input] if isinstance(self.input, str) else self.input)]
+
+
+class PairsRequest(RowsRequest):
+    """A list of pairs, for a model that reads two texts at a time."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"input": [["a fine film", "a lovely film"]]}]})
+    input: Annotated[list[Pair], Field(min_length=1, max_length=INPUTS)]
+
+    def rows(self) -> list[tuple[str, ...]]:
+        return [tuple(pair) for pair in self.input]
+
+
+class TextsToEmbed(TextsRequest):
+    encoding_format: Literal["float"] = "float"
+
+
+class PairsToEmbed(PairsRequest):
     encoding_format: Literal["float"] = "float"
 
 
@@ -41,11 +67,11 @@ class CompletionRequest(Request):
     model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}]})
     prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=PROMPTS)]
     model: Name = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 100
+    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] = 100
     temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False, description="0: the likeliest token")] = 1.0
-    top_p: Annotated[float | None, Field(gt=0, le=1, allow_inf_nan=False)] = None
-    top_k: Annotated[int | None, Field(ge=1, le=1_000_000)] = None
-    seed: Annotated[int | None, Field(ge=0, lt=2**31)] = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    top_k: Annotated[Whole, Field(ge=1, le=1_000_000)] | None = None
+    seed: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
     stop: Annotated[str, Field(min_length=1, max_length=100)] | Annotated[list[Text], Field(min_length=1, max_length=4)] | None = None
     stream: Annotated[bool, Field(description="answers as server-sent events, one a piece of text, [DONE] at the end")] = False
 

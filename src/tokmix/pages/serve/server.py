@@ -16,11 +16,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from tokmix.core.checks import at_least, one_of, within
 from tokmix.pages.listen import is_local, listen, names_of
 from tokmix.runtime.folder import is_exported
 from tokmix.runtime.model import TextModel
+
+if TYPE_CHECKING:
+    import uvicorn
 
 HEADER_SECONDS = 10.0  # for a request's headers to arrive
 CONNECTIONS = 1024
@@ -115,7 +119,12 @@ def serve(settings: ServeSettings) -> None:
 
 
 def run_worker(settings: ServeSettings, token: str | None, listener: socket.socket, model: TextModel | None = None) -> None:
-    """One server on a listening socket."""
+    """One server on a listening socket, until a signal ends it."""
+    with suppress(KeyboardInterrupt, asyncio.CancelledError):  # Ctrl-C is how it ends
+        make_server(settings, token, listener, model).run(sockets=[listener])
+
+
+def make_server(settings: ServeSettings, token: str | None, listener: socket.socket, model: TextModel | None = None) -> uvicorn.Server:
     import uvicorn
 
     from tokmix.pages.serve.app import Bounds, create
@@ -130,8 +139,7 @@ def run_worker(settings: ServeSettings, token: str | None, listener: socket.sock
         app, http=TimedProtocol, log_level="error", access_log=False, limit_concurrency=CONNECTIONS, timeout_keep_alive=5,
         server_header=False, ws="none", timeout_graceful_shutdown=GRACE, lifespan="on",
     )  # fmt: skip
-    with suppress(KeyboardInterrupt, asyncio.CancelledError):  # Ctrl-C is how it ends
-        uvicorn.Server(config).run(sockets=[listener])
+    return uvicorn.Server(config)
 
 
 def supervise(settings: ServeSettings, token: str | None, listener: socket.socket) -> None:
