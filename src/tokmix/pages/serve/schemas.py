@@ -21,7 +21,7 @@ def _whole(given: object) -> object:
     return int(given) if isinstance(given, float) and given.is_integer() else given
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+WHOLE = BeforeValidator(_whole)  # stands last: bounds behind it would not reach the OpenAPI page
 
 
 class Request(BaseModel):
@@ -67,11 +67,11 @@ class CompletionRequest(Request):
     model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}]})
     prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=PROMPTS)]
     model: Name = None
-    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] = 100
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), WHOLE] = 100
     temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False, description="0: the likeliest token")] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
-    top_k: Annotated[Whole, Field(ge=1, le=1_000_000)] | None = None
-    seed: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
+    top_k: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**31), WHOLE] | None = None
     stop: Annotated[str, Field(min_length=1, max_length=100)] | Annotated[list[Text], Field(min_length=1, max_length=4)] | None = None
     stream: Annotated[bool, Field(description="answers as server-sent events, one a piece of text, [DONE] at the end")] = False
 
