@@ -19,6 +19,7 @@ READ = {
     "layers": (*EVERYWHERE, "lengths", "tokens", "dim", "head", "dtype"),
     "decode": (*EVERYWHERE, "lengths", "dim", "head", "dtype"),
     "train": (*EVERYWHERE, "lengths", "tokens", "compiled"),  # its models have widths of their own, and autocast
+    "serve": ("quick", "model", "requests", "clients", "threads", "out"),
     "train-loop": EVERYWHERE,  # the settings of `tokmix train`
 }
 SIZES = ("lengths", "tokens", "dim", "head", "dtype", "compiled")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from tokmix.bench.settings import COMPILED, DTYPES, Asked, check_read
 from tokmix.core.checks import at_least
@@ -14,7 +15,8 @@ ops         each op, checked against float64 and timed beside plain torch, torch
 layers      the mixers as layers, forward and backward, beside attention at its fastest
 decode      the next token after a long context: time and state of a layer
 train       training tokens a second of whole models, beside the same models with attention
-train-loop  tokens a second of `tokmix train` over those of a plain loop"""
+train-loop  tokens a second of `tokmix train` over those of a plain loop
+serve       requests a second of `tokmix serve`, batched and one by one, every answer checked"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -33,11 +35,29 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only what has one of these in its name")
     parser.add_argument("--minutes", type=float, metavar="M", help="start nothing new after that long")
+    parser.add_argument("--model", metavar="MODEL", help="serve: a folder of `train` or `export`")
+    parser.add_argument("--requests", type=int, metavar="N", help="serve: to each server (default: 2000)")
+    parser.add_argument("--clients", type=int, metavar="N", help="serve: at once (default: 32)")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="every number, machine and versions; a picture beside it")
 
 
 def run(options: argparse.Namespace) -> int:
-    names = ("quick", "lengths", "tokens", "dim", "device", "dtype", "threads", "compiled", "only", "minutes", "out")
+    names = (
+        "quick",
+        "lengths",
+        "tokens",
+        "dim",
+        "device",
+        "dtype",
+        "threads",
+        "compiled",
+        "only",
+        "minutes",
+        "out",
+        "model",
+        "requests",
+        "clients",
+    )
     given = {name: value for name in names if (value := getattr(options, name)) not in (None, []) and value is not False}
     check_read(options.what, given)
     for name in ("tokens", "dim"):
@@ -47,8 +67,19 @@ def run(options: argparse.Namespace) -> int:
 
         print(import_time())
         return 0
+    if options.what == "serve":
+        return _serve(given)
     from tokmix.bench.run import run as measure
 
     lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     session = measure(Asked(options.what, **(given | lists)))
     return 1 if session.refused else 0
+
+
+def _serve(given: dict[str, Any]) -> int:
+    from tokmix.pages.serve.bench import run as measure
+
+    if "model" not in given:
+        raise ValueError("bench serve needs a model: --model MODEL, a folder of `train` or `export`")
+    quick = {"requests": 60, "clients": 4} if given.pop("quick", False) else {}
+    return 0 if measure(given.pop("model"), **(quick | given)) else 1

@@ -17,7 +17,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=64, help="rows computed at once (default: %(default)s)")
     parser.add_argument("--queue", type=int, default=1024, help="rows that may wait (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=30.0, help="for one request (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=None, help="of one computation")
+    parser.add_argument("--threads", type=int, default=1, help="of one computation (default: %(default)s)")
     add_imports(parser)
 
 

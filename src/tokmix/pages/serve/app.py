@@ -207,7 +207,7 @@ def _usage(found: Outputs) -> dict[str, int]:
 
 
 def _add_completions(app: FastAPI, service: Service) -> None:
-    events: Responses = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+    events: Responses = {200: {"content": {"text/event-stream": {}}}}
 
     @app.post("/v1/completions", responses={**ERRORS, **events}, response_model=schemas.Completion)
     async def completions(asked: schemas.CompletionRequest) -> Response:

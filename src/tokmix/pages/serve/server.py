@@ -37,7 +37,8 @@ class ServeSettings:
     """model    a folder of `tokmix train` (computed by torch) or of `tokmix export` (by onnxruntime, without torch)
     token    a file that holds the token requests have to give
     log      requests: a line of JSON each, without texts; texts: with them; none
-    batch    rows computed at once; queue: rows that may wait; seconds: for one request; threads: of one computation
+    batch    rows computed at once; queue: rows that may wait; seconds: for one request
+    threads  of one computation; HTTP needs a core, too, and threads that outnumber the cores wait for each other
     """
 
     model: str
@@ -49,15 +50,13 @@ class ServeSettings:
     batch: int = 64
     queue: int = 1024
     seconds: float = 30.0
-    threads: int | None = None
+    threads: int = 1
     imports: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         within("port", self.port, 0, 65535)
-        for name in ("workers", "batch", "queue"):
+        for name in ("workers", "batch", "queue", "threads"):
             at_least(name, getattr(self, name), 1)
-        if self.threads is not None:
-            at_least("threads", self.threads, 1)
         if not 0 < self.seconds <= 3600:
             raise ValueError(f"seconds={self.seconds!r} should be above 0 and at most 3600")
         one_of("log", self.log, LOGS)
@@ -81,8 +80,7 @@ def load_model(settings: ServeSettings) -> TextModel:
 
     from tokmix.export.torch_model import load as load_torch
 
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.threads)
     return load_torch(settings.model, settings.imports)
 
 
