@@ -125,6 +125,23 @@ def test_decode(tmp_path: Path) -> None:
     assert all(row["us_step"] == pytest.approx(row["us"] / row["tokens"] / row["layers"]) for row in rows.values())
 
 
+def test_decoding_models_beside_gpt2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    code, found = quick("decode", "--only", "hsm*3", "GPT-2", out=tmp_path / "decode.json")
+    ours, dynamic, static = found["models"]
+    assert code == 0 and found["rows"] == []
+    assert (ours["name"], ours["body"]) == ("(hsm*3, attention(heads=2))*2", "tokmix.generate") and dynamic["name"] == static[
+        "name"
+    ] == "GPT-2"
+    for row in found["models"]:
+        best = [max(pair) for pair in zip(dynamic["rates"], static["rates"], strict=True)]
+        ratios = [rate / other for rate, other in zip(row["rates"], best, strict=True)]
+        assert row["ratios"] == pytest.approx(ratios) and row["ratio"] == pytest.approx(sum(ratios) / 2)
+    attention = 8 * (4 * (32 * 32 + 32) + 2 * 32 * 64 + 64 + 32 + 4 * 32) + 2 * 32 + 64 * 32
+    assert dynamic["parameters"] == attention + (16 + 6) * 32, "the layers of attention*8, and learned positions"
+    assert "times GPT-2" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["hsm", "hypermixing", "linear_attention", "attention"])
 def test_a_made_up_state_is_one_that_reading_leaves(name: str) -> None:
     mixer = create(name, 16, causal=True, max_len=64)

@@ -3,7 +3,7 @@
 Layers are stepped as generation does it, TOKENS tokens in a row, each through all layers, as one CUDA graph where there is a GPU.
 hsm is the whole ladder of shifts that covers the context. Attention comes as the mixer's own step, whose cache is copied when it
 grows, and as one would write it by hand around a cache of fixed size, with torch's fastest backend, which is what the others
-should be compared with; its core is that without projections.
+should be compared with; its core is that without projections. Whole models, next to GPT-2: decode_models.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tokmix.bench import decode_models
 from tokmix.bench.clock import Call
 from tokmix.bench.session import Session, tensors_bytes
 from tokmix.core.mixer import Mixer, State, create, inplace_states
@@ -43,6 +44,8 @@ def run(session: Session) -> None:
             for core in (False, True):
                 if session.wanted("attention") and not session.late():
                     _attention(session, batch, context, core)
+    if not session.late():
+        decode_models.run(session)
 
 
 def _mixers(session: Session, context: int) -> dict[str, Callable[[], list[Mixer]]]:

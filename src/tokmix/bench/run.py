@@ -23,6 +23,8 @@ def run(asked: Asked, say: Callable[[str], None] = print) -> Session:
     session.save()
     if session.rows:
         say("\n" + "\n".join(TABLES[asked.what](session.rows)))
+    if session.models:
+        say("\n" + "\n".join(table.models(session.models)))
     problems = {check["name"]: check["problem"] for check in session.checks if "problem" in check}
     if wrong := [name for name in session.refused if name not in problems]:
         say(f"\nrefused, since the numbers are wrong: {'; '.join(wrong)}")

@@ -40,6 +40,7 @@ class Session:
         self.glance = (GpuClock if self.device == "cuda" else Clock)(0.02, 1, 3)  # to choose among candidates
         self.ceilings: dict[str, float] = {}
         self.rows: list[Row] = []
+        self.models: list[Row] = []  # of whole models, beside rows of layers
         self.checks: list[Row] = []
         self.notes: list[str] = []
         self.names: dict[str, None] = {}  # of all that could be wanted, in order
@@ -128,7 +129,8 @@ class Session:
     def record(self) -> Row:
         asked = asdict(self.asked) | dict.fromkeys(["out", *self.asked.unread])
         return {"bench": self.asked.what, "asked": asked, "machine": self.machine, "ceilings": self.ceilings, "checks": self.checks,
-                "refused": self.refused, "rows": self.rows, "left_out": self.notes, "seconds": time.monotonic() - self.began}  # fmt: skip
+                "refused": self.refused, "rows": self.rows, **({"models": self.models} if self.models else {}), "left_out": self.notes,
+                "seconds": time.monotonic() - self.began}  # fmt: skip
 
     def save(self) -> None:
         """After every row, so that a run that is cut short leaves what it had."""

@@ -76,6 +76,19 @@ def decode(rows: Sequence[Row]) -> list[str]:
     return lines(rows, columns)
 
 
+def models(rows: Sequence[Row]) -> list[str]:
+    columns: list[Column] = [
+        ("model", value("name")),
+        ("by", value("body")),
+        ("parameters", lambda row: f"{row['parameters']:,}"),
+        ("prompt", lambda row: str(row["N"])),
+        ("first token, ms", value("first_token_ms")),
+        ("tokens/s", value("tokens_per_s")),
+        ("times GPT-2", value("ratio")),
+    ]
+    return lines(rows, columns)
+
+
 def train(rows: Sequence[Row]) -> list[str]:
     best: dict[tuple[Any, ...], float] = {}
     for row in rows:

@@ -13,7 +13,7 @@ KINDS = """\
 import      what `import tokmix` adds to `import torch`
 ops         each op, checked against float64 and timed beside plain torch, torch.compile and attention
 layers      the mixers as layers, forward and backward, beside attention at its fastest
-decode      the next token after a long context: time and state of a layer
+decode      the next token after a long context: time and state of a layer; tokens a second of models next to GPT-2
 train       training tokens a second of whole models, beside the same models with attention
 train-loop  tokens a second of `tokmix train` over those of a plain loop
 serve       requests a second of `tokmix serve`, batched and one by one, every answer checked"""
