@@ -16,7 +16,10 @@ from tokmix.core.checks import nearest
 if TYPE_CHECKING:
     from tokmix.training.settings import Settings
 
-SHORT = {name: f"train.{name}" for name in ("seed", "minutes", "epochs", "pretrain")} | {"stack": "model.stack"}
+SHORT = {name: f"train.{name}" for name in ("seed", "minutes", "epochs", "pretrain")} | {
+    "stack": "model.stack",
+    "test": "prepare.test_file",
+}
 WARM_UP = 30  # epochs of pretrain=True
 
 

@@ -20,7 +20,8 @@ from tokmix.training.imports import import_files
 from tokmix.training.task import MASK, evaluate, main_figure
 
 TOKENS = 8192  # of a batch
-MOST_SHOWN, MISTAKES = 20, 10  # classes of a table that fits a screen; mistakes that are told of more classes
+MATRIX, MISTAKES = 8, 10  # classes up to which all mistakes are a matrix; mistakes that are told of more classes
+CLASSES = 30  # classes that are told of one by one; of more, the worst
 
 
 def figures(trained: model_folder.Trained, data: str | Path, split: str | None = None, **settings: Any) -> dict[str, Any]:
@@ -85,10 +86,24 @@ def table(task: str, found: dict[str, Any]) -> str:
     unit = "rows" if "rows" in found else "tokens"
     lines = [f"{found[unit]:,} {unit} of {found['split']}" + (f", {found['truncated']:,} of them cut" if found["truncated"] else "")]
     lines += [f"{key} {value:.4f}" for key, value in found.items() if isinstance(value, float) and key != name]
+    lines += [f"95 % interval of {key}: {low:.4f} to {high:.4f}" for key, (low, high) in found.get("intervals", {}).items()]
+    lines += class_lines(found["classes"]) if found.get("classes") else []
     if "confusion" in found:
-        shown = confusion_lines if len(found["labels"]) <= MOST_SHOWN else mistake_lines
+        shown = confusion_lines if len(found["labels"]) <= MATRIX else mistake_lines
         lines += shown(found["labels"], found["confusion"])
     return printable("\n".join([*lines, f"{name} {found[name]:.4f}"]))
+
+
+def class_lines(classes: dict[str, dict[str, Any]]) -> list[str]:
+    """Each class's precision, recall and F1; of many classes those with the lowest F1."""
+    chosen = list(classes.items())
+    if len(chosen) > CLASSES:
+        chosen = sorted(chosen, key=lambda item: item[1]["f1"])[:MISTAKES]
+    width = max(len("class"), *(min(len(label), 24) for label, _ in chosen))
+    lines = [f"{'class':<{width}}  precision  recall      f1    rows"]
+    for label, one in chosen:
+        lines.append(f"{label[:24]:<{width}}  {one['precision']:9.4f}  {one['recall']:6.4f}  {one['f1']:6.4f}  {one['rows']:6,}")
+    return [*([f"the {len(chosen)} classes with the lowest F1:"] if len(chosen) < len(classes) else []), *lines]
 
 
 def confusion_lines(labels: list[str], counts: list[list[int]]) -> list[str]:

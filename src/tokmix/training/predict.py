@@ -5,6 +5,7 @@ What else is in a batch never changes a prediction: padding is exact in every mi
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tokmix.core.checks import check_text, one_of
+from tokmix.core.checks import at_least, check_text, one_of
 from tokmix.core.model import Model
 from tokmix.core.optional import np
 from tokmix.core.segments import Segments
@@ -112,14 +113,27 @@ def run(
     encoding: str = "utf-8",
     device: str = "cpu",
     imports: Sequence[str | Path] = (),
+    top: int | None = None,
 ) -> int:
-    """Print an answer a line; -> how many."""
-    one_of("format", format, ["jsonl", "table"])
+    """Print an answer a line; -> how many. top: only so many classes, the likeliest first."""
+    one_of("format", format, ["jsonl", "table", "csv"])
+    if top is not None:
+        at_least("top", top, 1)
     import_files(imports)
     predictor = Predictor(model_folder.load(model, device))
+    if top is not None and predictor.trained.task == "regress":
+        raise ValueError("top names classes, and this model gives a score: leave it out")
     count = 0
+    writer = csv.writer(sys.stdout, lineterminator="\n")
     for answer in predictor(read_texts(predictor.trained, given, encoding)):
-        print(json.dumps(answer, ensure_ascii=False) if format == "jsonl" else _table_row(answer))
+        if top is not None:
+            answer["probabilities"] = dict(sorted(answer["probabilities"].items(), key=lambda item: -item[1])[:top])
+        if format == "csv":
+            if count == 0:
+                writer.writerow(_csv_header(answer, top))
+            writer.writerow(_csv_row(answer, top))
+        else:
+            print(json.dumps(answer, ensure_ascii=False) if format == "jsonl" else _table_row(answer, top))
         count += 1
     if count == 0:
         raise ValueError("there is no text to predict for")
@@ -128,12 +142,37 @@ def run(
     return count
 
 
-def _table_row(answer: dict[str, Any]) -> str:
+def _csv_header(answer: dict[str, Any], top: int | None) -> list[str]:
+    """The text columns, the answer, and its probability; with top: so many classes and their probabilities."""
+    texts = ["text"] if isinstance(answer["text"], str) else ["text1", "text2"]
+    if "score" in answer:
+        return [*texts, "score"]
+    if top is None:
+        return [*texts, "labels"] if "labels" in answer else [*texts, "label", "probability"]
+    return [*texts, *(f"{what}{i}" for i in range(1, len(answer["probabilities"]) + 1) for what in ("label", "probability"))]
+
+
+def _csv_row(answer: dict[str, Any], top: int | None) -> list[Any]:
+    texts = [answer["text"]] if isinstance(answer["text"], str) else list(answer["text"])
+    if "score" in answer:
+        return [*texts, f"{answer['score']:.6g}"]
+    if top is not None:
+        return [*texts, *(one for label, chance in answer["probabilities"].items() for one in (label, f"{chance:.4f}"))]
+    if "labels" in answer:
+        return [*texts, "|".join(answer["labels"])]
+    return [*texts, answer["label"], f"{answer['probabilities'][answer['label']]:.4f}"]
+
+
+def _table_row(answer: dict[str, Any], top: int | None = None) -> str:
     text = answer["text"] if isinstance(answer["text"], str) else " | ".join(answer["text"])
     shown = " ".join(text.split())
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     if "score" in answer:
         return f"{answer['score']:10.4f}  {shown}"
+    if top is not None:
+        return "  ".join([*(f"{label} {chance:.4f}" for label, chance in answer["probabilities"].items()), shown])
+    if "labels" in answer:
+        return f"{', '.join(answer['labels']) or '-':<24} {shown}"
     return f"{answer['label']:<16} {answer['probabilities'][answer['label']]:.4f}  {shown}"
 
 

@@ -4,8 +4,8 @@ import argparse
 
 from tokmix.cli.commands.common import add_data, add_imports, add_model
 
-READING = ("text", "label", "split_column", "header", "format", "pattern", "encoding")
-FORMATS = ("csv", "tsv", "jsonl", "parquet", "txt")
+READING = ("text", "label", "split_column", "header", "format", "separator", "sheet", "pattern", "encoding")
+FORMATS = ("csv", "tsv", "jsonl", "parquet", "txt", "xlsx", "sqlite")
 ABOUT = "the figures of a trained model on data"
 FIRST = ("--split", "--text", "--label", "--encoding", "--json")  # of --help
 
@@ -19,6 +19,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split-column", default=None, help="column that says train, valid or test (default: that of training, or split)")
     parser.add_argument("--header", default=None, help="names of the columns of a file without a header line (default: as in training)")
     parser.add_argument("--format", choices=FORMATS, default=None, help="of the files (default: told by the name, or as in training)")
+    parser.add_argument("--separator", default=None, help="between the cells of a csv (default: as in training, or from the first line)")
+    parser.add_argument("--sheet", default=None, help="of a workbook, or table of a database (default: as in training, or the only one)")
     parser.add_argument("--pattern", default=None, help="which files of a folder, for instance *.py (default: as in training)")
     parser.add_argument("--encoding", default=None, help="of the files (default: as in training)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")

@@ -4,7 +4,7 @@ import argparse
 
 from tokmix.cli.commands.common import add_imports, add_model
 
-ABOUT = "who reads whom in a trained model: maps of a text, layer by layer and of the whole stack"
+ABOUT = "which words made a label or score, and who reads whom: maps of a text, layer by layer and of the whole stack"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,8 @@ ABOUT = "labels or scores of texts by a trained model"
 def add(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("texts", metavar="TEXT", nargs="*", default=["-"], help="texts, a file, or - for standard input (the default)")
-    parser.add_argument("--format", choices=["jsonl", "table"], default="jsonl", help="default: %(default)s")
+    parser.add_argument("--format", choices=["jsonl", "table", "csv"], default="jsonl", help="default: %(default)s")
+    parser.add_argument("--top", type=int, default=None, help="only so many classes of each text, the likeliest first")
     parser.add_argument("--encoding", default="utf-8", help="of a file or of standard input (default: %(default)s)")
     add_imports(parser)
 
@@ -21,5 +22,5 @@ def run(options: argparse.Namespace) -> int:
 
     check_alone("predict is one process")
 
-    predict(options.model, options.texts, format=options.format, encoding=options.encoding, imports=options.imports)
+    predict(options.model, options.texts, format=options.format, encoding=options.encoding, imports=options.imports, top=options.top)
     return 0

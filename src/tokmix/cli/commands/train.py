@@ -15,6 +15,7 @@ SHORT = (
     ("--minutes", "train.minutes", float, "train at most this long; default: by the size of the data"),
     ("--epochs", "train.epochs", int, "how often each row is read; default: by the size of the data"),
     ("--seed", "train.seed", int, "of first weights, order and dropout; default: 0"),
+    ("--test", "prepare.test_file", str, "a file to report on; nothing is then split off the data itself"),
 )
 
 

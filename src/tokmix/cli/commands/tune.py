@@ -15,9 +15,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", type=int, default=20, help="search until so many are finished (default: %(default)s)")
     parser.add_argument(
         "--space",
-        metavar="FILE",
-        help='a .json or .yaml file, {"train.lr": {"loguniform": [1e-4, 1e-2]}}: uniform, loguniform, int or choice for each setting'
-        " (default: train.lr loguniform from 1e-8 to 0.1, model.dropout uniform from 0 to 0.5)",
+        metavar="FILE|NAME",
+        help='default, paper, or a .json or .yaml file, {"train.lr": {"loguniform": [1e-4, 1e-2]}}: '
+        "uniform, loguniform, int or choice for each setting"
+        " (paper: train.lr loguniform from 1e-8 to 0.1, model.dropout uniform from 0 to 0.5)",
     )
     parser.add_argument("--workers", type=int, default=None, help="trials at a time (default: one a GPU, else one a core, at most 8)")
     parser.add_argument("--threads", type=int, help="of each trial (default: --train.threads, else 1)")

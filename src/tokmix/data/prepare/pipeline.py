@@ -55,13 +55,24 @@ def source_facts(source: str | Path, **settings: Any) -> list[dict[str, Any]]:
 
 
 def _plan(source: str | Path, asked: PrepareSettings) -> Plan:
+    parts = _opened(source, asked)
+    _refuse_unused(Path(source), parts, asked)
+    if asked.test_file is not None:
+        if any(part.split in ("valid", "test") for part in parts) or asked.valid or asked.test:
+            raise ValueError(f"test_file={asked.test_file!r} is the test split, and {source} has splits of its own: give one of them")
+        others = _opened(asked.test_file, asked)
+        for one, split in [*((part, "train") for part in parts), *((part, "test") for part in others)]:
+            one.split = split
+        parts = [*parts, *others]
+    return Plan(parts, asked)
+
+
+def _opened(source: str | Path, asked: PrepareSettings) -> list[Part]:
     header = [name.strip() for name in asked.header.split(",")] if asked.header else None
-    parts = open_source(
+    return open_source(
         source, format=asked.format, pattern=asked.pattern, header=header, encoding=asked.encoding, subset=asked.subset, task=asked.task,
         separator=asked.separator, sheet=asked.sheet,
     )  # fmt: skip
-    _refuse_unused(Path(source), parts, asked)
-    return Plan(parts, asked)
 
 
 def _refuse_unused(source: Path, parts: Sequence[Part], asked: PrepareSettings) -> None:
@@ -121,7 +132,11 @@ def _write(plan: Plan, folder: Path, bars: Progress) -> Card:
         overlap={},
         left_out=left_out.counts,
         source=_source(plan, bars),
-        settings={**asdict(asked), "tokenizer": kind},  # a name, not a path: the card is the same wherever the file stood
+        settings={
+            **asdict(asked),
+            "tokenizer": kind,
+            "test_file": None if asked.test_file is None else Path(asked.test_file).name,
+        },  # a name, not a path: the card is the same wherever the file stood
         warnings=plan.warnings,
     )
     _drop_empty(plan, card, folder)

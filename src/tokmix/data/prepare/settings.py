@@ -27,6 +27,7 @@ class PrepareSettings:
     into: Literal["train", "valid", "test"] | None = None  # put every row into this split: for evaluating a trained model
     valid: float | None = None  # share of valid where no splits are given; None: a tenth, less for large data
     test: float | None = None  # the same for test
+    test_file: str | None = None  # a file of its own for the test split: of the data itself nothing is then split off
     tokenizer: str | None = None  # wordpiece, bpe, bytes, or a tokenizer.json; None: wordpiece for rows, bpe for lm
     vocab: int | None = None  # of a tokenizer that is trained, smaller where the text has less; None: 16384 for rows, 8192 for lm
     lowercase: bool = True  # wordpiece only

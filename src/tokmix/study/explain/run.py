@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
 from tokmix.core import checks
+from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.prepare.tokenize import Encoder
 from tokmix.show.plots import check_picture
 from tokmix.study.explain import jacobian as explain
+from tokmix.study.explain.words import Attribution, attribute
 from tokmix.training import model_folder
 from tokmix.training.imports import import_files
 from tokmix.training.model_folder import Trained
@@ -33,9 +35,11 @@ class Explained:
     tokens: list[str]  # as shown on the axes
     maps: list[explain.Map]
     cut: bool = False  # the text went on beyond what the model reads
+    words: Attribution | None = None  # which words made the label or score
 
     def record(self, heads: bool = True) -> dict[str, Any]:
-        return {"tokens": self.tokens, "cut": self.cut, "maps": [_record(one, heads) for one in self.maps]}
+        told = {} if self.words is None else {"words": self.words.record()}
+        return {**told, "tokens": self.tokens, "cut": self.cut, "maps": [_record(one, heads) for one in self.maps]}
 
 
 def _record(one: explain.Map, heads: bool) -> dict[str, Any]:
@@ -154,7 +158,7 @@ def run(
     device: str = "cpu",
     imports: Sequence[str | Path] = (),
 ) -> Explained:
-    """Print the maps, draw them into `out` where that is given."""
+    """Print which words made the label or score, then the maps; draw those into `out` where that is given."""
     from tokmix.study.explain import draw as maps
 
     import_files(imports)
@@ -162,6 +166,8 @@ def run(
         check_picture(out)
     trained = model_folder.load(model, device)
     found = of_text(trained, texts, layer=layer, samples=samples, seed=seed)
+    if trained.task in LABELLED:
+        found = replace(found, words=attribute(trained, texts, seed))
     if found.cut:
         print(f"the text was cut to {len(found.tokens)} tokens, which is what this model reads", file=sys.stderr)
     if out is not None:
@@ -169,6 +175,8 @@ def run(
     if as_json:
         print(json.dumps(found.record(), ensure_ascii=False))
     else:
+        if found.words is not None:
+            print("\n".join([*found.words.lines(), ""]))
         print(maps.in_terminal(found))
         if out is not None:
             print(f"drawn into {out}")

@@ -18,8 +18,16 @@ from tokmix.core.checks import nearest, one_of
 from tokmix.training.settings import GROUPS, Settings, read_file
 
 KINDS = ("uniform", "loguniform", "int", "choice")
+# What a practitioner varies: the learning rate within what AdamW takes, and how much is left out or hidden.
+DEFAULT = {
+    "train.lr": {"loguniform": [3e-4, 1e-2]},
+    "model.dropout": {"uniform": [0.0, 0.5]},
+    "model.dim": {"choice": [64, 128, 256]},
+    "train.weight_decay": {"loguniform": [1e-3, 0.3]},
+}
 # The search of the HyperMixer paper (Mai et al. 2023): log10 of the learning rate in U(-8, -1), dropout in U(0, 0.5).
 PAPER = {"train.lr": {"loguniform": [1e-8, 1e-1]}, "model.dropout": {"uniform": [0.0, 0.5]}}
+NAMED: dict[str, Mapping[str, Any]] = {"default": DEFAULT, "paper": PAPER}
 FIXED = {
     **{f"train.{name}": "it changes what trials are compared by" for name in ("task", "final", "holdout")},
     **{f"train.{name}": "it does not change the model" for name in ("device", "save_seconds", "save_steps", "log_steps", "baseline")},
@@ -66,11 +74,11 @@ class Space:
 
     @classmethod
     def read(cls, path: str | Path | None) -> Space:
-        """From a .json or .yaml file; None: the paper's."""
-        if path is None:
-            return cls.of(PAPER)
+        """From a .json or .yaml file, or by name: default or paper."""
+        if path is None or str(path) in NAMED:
+            return cls.of(NAMED[str(path or "default")])
         if not Path(path).is_file():
-            raise ValueError(f"--space: no file {str(path)!r}")
+            raise ValueError(f"--space: no file {str(path)!r}, and no space of that name: {', '.join(NAMED)}{nearest(path, NAMED)}")
         given = read_file(Path(path))
         if not isinstance(given, dict):
             raise ValueError(f'{path} should hold a range for each setting, such as {{"train.lr": {{"loguniform": [1e-4, 1e-2]}}}}')

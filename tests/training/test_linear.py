@@ -1,0 +1,167 @@
+"""The bag of words, what a model answers with, and the figures that say so."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("sklearn")
+
+from tests.lab import QUICK, settings, write_scores, write_table  # noqa: E402
+from tokmix.study.explain.words import attribute  # noqa: E402
+from tokmix.training import evaluate, linear, model_folder, predict  # noqa: E402
+from tokmix.training.mixture import BAG, BOTH, NETWORK, Mixture, choose  # noqa: E402
+from tokmix.training.train import run  # noqa: E402
+
+WORDS = {"a": "apple pear plum", "b": "bolt screw nail", "c": "cat dog cow"}
+
+
+def rows(count: int, seed: int = 0) -> tuple[list[str], np.ndarray]:
+    draw, texts, targets = random.Random(seed), [], []
+    for _ in range(count):
+        target = draw.randrange(3)
+        texts.append(" ".join([*draw.choices(["the", "of", "it", "was"], k=4), draw.choice(list(WORDS.values())[target].split())]))
+        targets.append(target)
+    return texts, np.array(targets)
+
+
+def test_a_bag_is_fitted_by_held_out_rows_and_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    texts, targets = rows(400)
+    held = np.arange(400) >= 300
+    bag = linear.fit("classify", texts, targets, 3, held)
+    assert bag.rows == 300 and len({(one["kind"], one["C"]) for one in bag.tried}) >= 5
+    scores = bag.scores(texts)
+    assert (scores.argmax(-1) == targets)[held].mean() == 1
+    bag.save(tmp_path)
+    again = linear.load(tmp_path)
+    assert again is not None and np.array_equal(again.scores(texts), scores) and again.kind == bag.kind
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["linear.json", "linear.safetensors"]
+    (tmp_path / "linear.json").write_text("{}")
+    with pytest.raises(ValueError, match="linear.json is damaged"):
+        linear.load(tmp_path)
+
+
+def test_the_words_of_a_pair_say_which_text_has_them() -> None:
+    assert linear.pair_text(["A dog runs", "a cat runs"]) == "a dog runs 2_a 2_cat 2_runs b_a n_cat b_runs m_dog"
+
+
+@pytest.mark.parametrize("noisy", [NETWORK, BAG])
+def test_the_better_answers_and_both_where_they_err_on_other_rows(noisy: str) -> None:
+    draw = np.random.default_rng(0)
+    targets = draw.integers(0, 3, 2000)
+    good = 3 * np.eye(3)[targets] + draw.normal(size=(2000, 3))
+    bad = draw.normal(size=(2000, 3))
+    network, bag = (bad, good) if noisy == NETWORK else (good, bad)
+    chosen = choose("classify", network.astype(np.float32), bag.astype(np.float32), targets)
+    assert chosen.by != noisy and chosen.held[noisy]["figure"] < 0.4
+    both = choose("classify", 1.5 * np.eye(3)[targets] + draw.normal(size=(2000, 3)), 1.5 * np.eye(3)[targets] + bad, targets)
+    assert both.by == BOTH and both.network > 0 and both.bag > 0
+    assert both.held[BOTH]["figure"] > max(both.held[NETWORK]["figure"], both.held[BAG]["figure"]) + 0.03
+    assert Mixture.of(json.loads(json.dumps(both.record()))) == both
+
+
+def test_a_network_that_learns_nothing_does_not_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write_table(tmp_path / "t.csv", 400)
+    record = run(table, tmp_path / "run", settings(train__steps=1, train__baseline=True, train__evaluations=1))
+    shown = capsys.readouterr().out
+    assert record["answers"]["by"] in (BAG, BOTH) and record["figures"]["accuracy"] >= record["baseline"]["accuracy"]
+    assert shown.index("bag of words: accuracy") < shown.index("parameters; the best"), "the simplest thing is shown first"
+    assert "the model answers by the" in shown and "95 % intervals" in shown
+    assert record["learned_from"] == {"network": record["data"]["splits"]["train"]["rows"], "bag of words": 400}
+    found = evaluate.figures(model_folder.load(tmp_path / "run"), table)
+    assert found["accuracy"] > 0.95 and any(
+        "400 of 400 rows (100 %) have a text that the model was trained on" in w for w in found["warnings"]
+    )
+    assert not list((tmp_path / "run" / "model").glob("*.pkl"))
+    assert next(iter(predict.Predictor(model_folder.load(tmp_path / "run"))(["the lovely day"])))["label"] == "good"
+
+
+def test_without_refit_the_bag_keeps_to_train(tmp_path: Path) -> None:
+    more = {"train__steps": 1, "train__baseline": True, "train__refit": False}
+    record = run(write_table(tmp_path / "t.csv", 300), tmp_path / "run", settings(**more), quiet=True)
+    assert record["learned_from"]["bag of words"] == record["data"]["splits"]["train"]["rows"] < 300
+
+
+def test_scores_have_a_bag_too(tmp_path: Path) -> None:
+    table = write_scores(tmp_path / "s.tsv", 300)
+    record = run(table, tmp_path / "run", settings(train__steps=2, train__baseline=True), quiet=True)
+    assert record["baseline"]["pearson"] > 0.8 and record["figures"]["pearson"] > 0.8
+    low, high = record["figures"]["intervals"]["pearson"]
+    assert low < record["figures"]["pearson"] < high
+
+
+def test_a_test_file_of_its_own(tmp_path: Path) -> None:
+    given = settings(train__steps=1, prepare__test_file=str(write_table(tmp_path / "more.csv", 60, seed=1)))
+    record = run(write_table(tmp_path / "t.csv", 200), tmp_path / "run", given, quiet=True)
+    assert {name: split["rows"] for name, split in record["data"]["splits"].items()} == {"train": 200, "test": 60}
+
+
+def test_balance_finds_the_rare_class(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    lines = [f"{' '.join(draw.choices(WORDS['a'].split(), k=3))} {'x' if i % 20 == 0 else 'y'}{draw.randint(0, 9)}" for i in range(600)]
+    labels = ["rare" if i % 20 == 0 else "common" for i in range(600)]
+    (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"{a},{b}\n" for a, b in zip(lines, labels, strict=True)))
+    record = run(tmp_path / "t.csv", tmp_path / "run", settings(**QUICK, train__balance=True), quiet=True)
+    assert record["figures"]["majority"] > 0.8 and record["figures"]["macro_f1"] > 0.9
+    with pytest.raises(ValueError, match=r"train.balance weighs the classes of classify, and this is regress"):
+        run(write_scores(tmp_path / "s.tsv"), tmp_path / "no", settings(train__balance=True), quiet=True)
+
+
+def labels_table(path: Path, count: int = 400) -> Path:
+    draw, lines = random.Random(0), ["text,labels"]
+    for _ in range(count):
+        some = [name for name in WORDS if draw.random() < 0.4]
+        text = " ".join([*draw.choices(["the", "of", "it"], k=3), *(draw.choice(WORDS[name].split()) for name in some)])
+        lines.append(f"{text} {draw.randint(0, 99)},{'|'.join(some) or '[]'}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("bag", [True, False])
+def test_several_labels_a_row_are_learned_predicted_and_measured(bag: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = labels_table(tmp_path / "t.csv")
+    record = run(table, tmp_path / "run", settings(**QUICK, train__baseline=bag), quiet=True)
+    assert record["task"] == "multilabel" and record["figures"]["micro_f1"] > 0.9 and record["figures"]["macro_f1"] > 0.9
+    assert len(record["answers"]["thresholds"]) == 3
+    predict.run(tmp_path / "run", ["the plum of it cow", "nail"])
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["labels"] for one in answers] == [["a", "c"], ["b"]]
+    evaluate.run(tmp_path / "run", table)
+    shown = capsys.readouterr().out
+    assert "95 % interval of micro_f1" in shown and shown.splitlines()[-1].startswith("micro_f1 0.9")
+
+
+def test_top_classes_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(write_table(tmp_path / "t.csv", 300), tmp_path / "run", settings(train__steps=1, train__baseline=True), quiet=True)
+    predict.run(tmp_path / "run", ["so lovely, it was", "a dull day"], format="csv")
+    found = list(csv.reader(io.StringIO(capsys.readouterr().out)))
+    assert found[0] == ["text", "label", "probability"] and [row[:2] for row in found[1:]] == [
+        ["so lovely, it was", "good"],
+        ["a dull day", "bad"],
+    ]
+    predict.run(tmp_path / "run", ["so lovely"], top=1)
+    assert list(json.loads(capsys.readouterr().out)["probabilities"]) == ["good"]
+    predict.run(tmp_path / "run", ["so lovely"], top=2, format="csv")
+    assert capsys.readouterr().out.splitlines()[0] == "text,label1,probability1,label2,probability2"
+
+
+def test_the_words_that_made_a_label(tmp_path: Path) -> None:
+    run(write_table(tmp_path / "t.csv", 400), tmp_path / "run", settings(**QUICK, train__baseline=True), quiet=True)
+    trained = model_folder.load(tmp_path / "run")
+    found = attribute(trained, ["the road was lovely and so it was"])
+    assert found.answer == "good" and found.strongest(1)[0].text == "lovely" and found.strongest(1)[0].start == 13
+    assert found.check is not None and found.check.without_strongest < found.check.without_random
+    assert found.lines()[0].startswith("good 0.9") and "lovely +" in found.lines()[1]
+    draw, better = random.Random(3), 0
+    for _ in range(30):
+        words = draw.choices(["the", "a", "one", "film", "day", "road", "with", "of", "in", "house"], k=9)
+        words[draw.randrange(9)] = draw.choice(["fine", "bright", "dull", "awful"])
+        check = attribute(trained, [" ".join(words)]).check
+        better += check is not None and check.without_strongest < check.without_random
+    assert better >= 27
