@@ -89,7 +89,7 @@ def test_a_space_is_read_from_json_and_yaml_nested_or_not(tmp_path) -> None:
         with pytest.raises(ValueError, match=r"list.json should hold a range for each setting, such as \{\"train.lr\": "):
             Space.read(tmp_path / "list.json")
     assert Space.read(tmp_path / "a.json") == Space.read(tmp_path / "b.yaml") == Space.of({"train.lr": {"loguniform": [1e-4, 1e-2]}})
-    assert Space.read(None).record() == PAPER
+    assert Space.read("paper").record() == PAPER and Space.read(None) == Space.read("default")
     with pytest.raises(ValueError, match="no file"):
         Space.read(tmp_path / "c.json")
     (tmp_path / "d.json").write_text("{")

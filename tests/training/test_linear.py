@@ -102,13 +102,17 @@ def test_a_test_file_of_its_own(tmp_path: Path) -> None:
     assert {name: split["rows"] for name, split in record["data"]["splits"].items()} == {"train": 200, "test": 60}
 
 
-def test_balance_finds_the_rare_class(tmp_path: Path) -> None:
-    draw = random.Random(0)
-    lines = [f"{' '.join(draw.choices(WORDS['a'].split(), k=3))} {'x' if i % 20 == 0 else 'y'}{draw.randint(0, 9)}" for i in range(600)]
-    labels = ["rare" if i % 20 == 0 else "common" for i in range(600)]
-    (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"{a},{b}\n" for a, b in zip(lines, labels, strict=True)))
-    record = run(tmp_path / "t.csv", tmp_path / "run", settings(**QUICK, train__balance=True), quiet=True)
-    assert record["figures"]["majority"] > 0.8 and record["figures"]["macro_f1"] > 0.9
+def test_balance_finds_a_class_that_is_never_likelier_than_the_other(tmp_path: Path) -> None:
+    draw, lines = random.Random(0), ["text,label"]
+    for i in range(1200):
+        word, share = ("hot", 0.3) if i % 4 == 0 else ("cold", 0.01)
+        lines.append(f"{' '.join(draw.choices(WORDS['a'].split(), k=5))} {word} {i},{'rare' if draw.random() < share else 'common'}")
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    recall = []
+    for balance in (False, True):
+        given = settings(**QUICK | {"train__epochs": 3}, train__balance=balance)
+        recall.append(run(tmp_path / "t.csv", tmp_path / str(balance), given, quiet=True)["figures"]["classes"]["rare"]["recall"])
+    assert recall[0] < 0.1 and recall[1] > 0.3
     with pytest.raises(ValueError, match=r"train.balance weighs the classes of classify, and this is regress"):
         run(write_scores(tmp_path / "s.tsv"), tmp_path / "no", settings(train__balance=True), quiet=True)
 

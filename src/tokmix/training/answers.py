@@ -73,7 +73,8 @@ class Bag:
     def choose(self, network: np.ndarray, targets: np.ndarray) -> Mixture:
         """By the held-out rows, whose outputs these are; rows in their order."""
         assert self.work.held is not None
-        return choose(self.work.task, network, self.scores(self.work.held_split, np.sort(self.work.held)), targets)
+        scores = self.scores(self.work.held_split, np.sort(self.work.held))
+        return choose(self.work.task, network, scores, targets, self.work.train.balance)
 
     def refitted(self) -> Linear:
         """With the same settings on every labelled row of every split."""
@@ -196,6 +197,6 @@ def told_of_rows(record: dict[str, Any], name: str) -> Iterator[str]:
     bag = record["baseline"]
     yield f"a bag of words on the same rows: {name} {bag[name]:.4f}{beside(bag, name)}, fitted in {bag['seconds']:.1f} s ({bag['kind']})"
     if record["answers"]["held"]:
-        yield Mixture.of(record["answers"]).line(name)
+        yield Mixture.of(record["answers"]).line("macro_f1" if record["settings"]["train"]["balance"] else name)
     if len(record["learned_from"]) > 1:
         yield "learned from: " + ", ".join(f"{what} {rows:,} rows" for what, rows in record["learned_from"].items())

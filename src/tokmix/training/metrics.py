@@ -128,14 +128,17 @@ def of_scores(predicted: np.ndarray, targets: np.ndarray, intervals: bool = True
     return found | ({"intervals": {"pearson": pearson_interval(predicted, targets)}} if intervals else {})
 
 
-def with_interval(task: str, outputs: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """The figure that a task is known by, and its interval, of outputs as a network gives them."""
+def with_interval(task: str, outputs: np.ndarray, targets: np.ndarray, macro: bool = False) -> dict[str, float]:
+    """The figure that a task is known by (macro: of classes macro-F1), and its interval, of outputs as a network gives them."""
     if task == "regress":
         figure, (low, high) = pearson(outputs, targets), pearson_interval(outputs, targets)
     elif task == "multilabel":
         given = (outputs > 0).astype(np.int64)
         figure = 2 * float((given * targets).sum()) / max(float(given.sum() + targets.sum()), 1.0)
         low, high = _micro_interval(given, targets)
+    elif macro:
+        table = need("sklearn.metrics", "figures").confusion_matrix(targets, outputs.argmax(-1), labels=np.arange(outputs.shape[-1]))
+        figure, (low, high) = macro_f1(table), _macro_interval(table)
     else:
         hits = int((outputs.argmax(-1) == targets).sum())
         figure, (low, high) = hits / max(len(targets), 1), wilson(hits, len(targets))

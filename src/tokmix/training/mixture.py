@@ -51,12 +51,13 @@ class Mixture:
         return f"the model answers by the {self.by}: best {figure} on {self.rows:,} held-out rows ({shown}; 95 % intervals)"
 
 
-def choose(task: str, network: np.ndarray, bag: np.ndarray, targets: np.ndarray) -> Mixture:
-    """The best of the three on these rows; where figures are equal the sum, which errs less on rows it has not seen."""
+def choose(task: str, network: np.ndarray, bag: np.ndarray, targets: np.ndarray, balance: bool = False) -> Mixture:
+    """The best of the three on these rows, by macro-F1 where classes are balanced. Where figures are equal it is the sum, which errs
+    less on rows it has not seen."""
     a, b, c = _fit(task, network, bag, targets)
     alone = _fit(task, np.zeros_like(bag), bag, targets)  # a bag's scores are no logits until they are scaled
     sums = {NETWORK: (1.0, 0.0, 0.0), BAG: (0.0, alone[1] or 1.0, alone[2]), BOTH: (a, b, c)}
-    held = {name: metrics.with_interval(task, x * network + y * bag + z, targets) for name, (x, y, z) in sums.items()}
+    held = {name: metrics.with_interval(task, x * network + y * bag + z, targets, balance) for name, (x, y, z) in sums.items()}
     best = max((BOTH, NETWORK, BAG), key=lambda name: held[name]["figure"])
     x, y, z = sums[best]
     cuts = thresholds(x * network + y * bag + z, targets) if task == "multilabel" else []

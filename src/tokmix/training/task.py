@@ -227,7 +227,9 @@ class TrainingTask:
         return loss(self.task, outputs, batch.targets, self.deviation, smoothing, weights)
 
     def score(self, figures: dict[str, Any]) -> float:
-        """What the best weights are chosen by: higher is better."""
+        """What the best weights are chosen by: higher is better. Where classes are balanced, all of them count the same."""
+        if self.train.balance:
+            return float(figures["macro_f1"])
         name, sign = main_figure(self.task, figures)
         return sign * float(figures[name])
 

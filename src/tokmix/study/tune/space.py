@@ -22,7 +22,6 @@ KINDS = ("uniform", "loguniform", "int", "choice")
 DEFAULT = {
     "train.lr": {"loguniform": [3e-4, 1e-2]},
     "model.dropout": {"uniform": [0.0, 0.5]},
-    "model.dim": {"choice": [64, 128, 256]},
     "train.weight_decay": {"loguniform": [1e-3, 0.3]},
 }
 # The search of the HyperMixer paper (Mai et al. 2023): log10 of the learning rate in U(-8, -1), dropout in U(0, 0.5).
