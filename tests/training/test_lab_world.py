@@ -54,10 +54,10 @@ def data(tmp_path_factory) -> Path:
     return folder / "data"
 
 
-def launch(processes: int, data: Path, out: Path, folder: Path, stop: int = 0) -> None:
+def launch(processes: int, data: Path, out: Path, folder: Path, stop: int = 0, **more: object) -> None:
     (folder / "script.py").write_text(SCRIPT)
     how = [] if processes == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *how, str(folder / "script.py"), str(data), str(out), json.dumps(GIVEN), str(stop)]
+    command = [sys.executable, *how, str(folder / "script.py"), str(data), str(out), json.dumps(GIVEN | more), str(stop)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -85,6 +85,17 @@ def test_two_processes_have_the_losses_of_one(data, alone, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True])
+def test_two_processes_accumulate_as_one_does(data, tmp_path, sharded):
+    """Gradients pass between them with the last batch of a step alone."""
+    more = {"train.accumulate": 3, "train.steps": 10}
+    run(data, tmp_path / "one", Settings.of(None, GIVEN | more), quiet=True)
+    launch(2, data, tmp_path / "two", tmp_path, **more, **{"train.shard": sharded})
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert len(one) == len(two) == 10 and max(abs(a - b) for a, b in zip(one, two, strict=True)) < 1e-5
+
+
 def test_a_checkpoint_of_two_continues_on_one_and_back(data, alone, tmp_path):
     out = tmp_path / "run"
     for processes, stop in ((2, 20), (1, 35), (2, 0)):

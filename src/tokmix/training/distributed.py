@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 # What gloo, NCCL and their store say where the other side is gone.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL error", "ncclRemoteError", "recvValue failed")
@@ -25,18 +25,6 @@ class World:
     @property
     def first(self) -> bool:
         return self.rank == 0
-
-    def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
-        """Gradients summed over the ranks in place, as one message; -> the loss summed too."""
-        if self.size == 1:
-            return loss
-        owners = [parameter for parameter in parameters if parameter.requires_grad]
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in owners]
-        message = torch.cat([part.flatten() for part in parts] + [loss.reshape(1).to(parts[0].dtype)])
-        dist.all_reduce(message)
-        for parameter, part in zip(owners, message[:-1].split([p.numel() for p in owners]), strict=True):
-            parameter.grad = part.view_as(parameter)
-        return message[-1]
 
     def sum(self, value: Tensor) -> Tensor:
         """Over the ranks."""

@@ -1,6 +1,6 @@
 """How a model lies on the ranks, and how their gradients become one.
 
-    Replicated   a whole model on every rank (one rank included); gradients are summed
+    Replicated   a whole model on every rank (one rank included): torch's DistributedDataParallel, which sums gradients while it goes back
     Sharded      weights, gradients and moments in parts, a part a rank: torch's fully_shard (FSDP2), a layer at a time
 
 A sharded layer's weights are gathered just before it runs and freed after it. The numbers are those of a replicated model, and
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -25,19 +26,30 @@ ALONE = (
 
 
 class Replicated:
+    module: nn.Module  # what a training step calls; evaluations call the model itself
+
     def __init__(self, world: World):
         self.world = world
 
     def place(self, model: Model) -> None:
         """In place; parameters are to be listed afterwards."""
+        self.module = model
+        if self.world.size > 1:
+            from torch.nn.parallel import DistributedDataParallel
+
+            self.module = DistributedDataParallel(
+                model, broadcast_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=_has_unused(model)
+            )
+
+    def synchronized(self, last: bool) -> AbstractContextManager[object]:
+        """Around the forward and backward pass of a batch: gradients pass between the ranks with the last batch of a step alone."""
+        if last or self.world.size == 1:
+            return nullcontext()
+        return self.module.no_sync()  # type: ignore[operator, no-any-return]
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of this rank's loss to those that are there."""
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    def reduce(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
-        """Sum the gradients over the ranks, once all of a step's batches have gone backward -> the sum of the ranks' losses."""
-        return self.world.sum_gradients(parameters, loss)
+        """Add the gradients of the ranks' losses, summed, to those that are there; torch takes the mean over the ranks."""
+        (loss * self.world.size).backward()  # type: ignore[no-untyped-call]
 
     def clip(self, parameters: Sequence[nn.Parameter], most: float) -> Tensor:
         """Scale the gradients to a norm of at most `most` (0: any), over all parameters and ranks -> the norm before."""
@@ -73,12 +85,11 @@ class Sharded(Replicated):
         # The embedding is the output matrix too where these are tied, so it stays with the root. Let go of after each pass: weights
         # that change after an evaluation must not be remembered from it.
         fully_shard(model, reshard_after_forward=True)
+        self.module = model
 
-    def backward(self, loss: Tensor) -> None:
-        (loss * self.world.size).backward()  # type: ignore[no-untyped-call]  # FSDP takes the mean over the ranks
-
-    def reduce(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
-        return self.world.sum(loss)  # FSDP has summed the gradients on the way
+    def synchronized(self, last: bool) -> AbstractContextManager[object]:
+        self.module.set_requires_gradient_sync(last)  # type: ignore[operator]
+        return nullcontext()
 
     def whole(self, tensor: Tensor) -> Tensor:
         from torch.distributed.tensor import DTensor
@@ -109,3 +120,13 @@ class Sharded(Replicated):
 
 def sharding(shard: bool, world: World) -> Replicated:
     return Sharded(world) if shard else Replicated(world)
+
+
+def _has_unused(model: Model) -> bool:
+    """Whether some weight gets no gradient, which DistributedDataParallel has to know: tried on a few tokens."""
+    ids = torch.zeros(1, min(4, model.config.max_len), dtype=torch.long, device=model.embedding.weight.device)
+    with torch.random.fork_rng(devices=[]):
+        model(ids).float().sum().backward()
+    unused = any(parameter.grad is None for parameter in model.parameters())
+    model.zero_grad()
+    return unused

@@ -48,22 +48,23 @@ class Step:
         self.optimizers.zero_grad()
         targets = max(sum(batch.total for batch in batches), 1)
         total = torch.zeros((), device=self.device)
-        for batch, seed in zip(batches, seeds, strict=True):
+        for place, (batch, seed) in enumerate(zip(batches, seeds, strict=True)):
             torch.manual_seed(seed)
-            total += self.forward_backward(batch.to(self.device), batch.weight / targets)
+            with self.sharding.synchronized(last=place == len(batches) - 1):
+                total += self.forward_backward(batch.to(self.device), batch.weight / targets)
         return self.finish(total, keep)
 
     def forward_backward(self, batch: Batch, scale: float | Tensor) -> Tensor:
         """Of this rank's part of a batch, on the device -> its loss."""
         with self.precision():
-            outputs = self.model(batch.ids, batch.segments)
+            outputs = self.sharding.module(batch.ids, batch.segments)
         loss = self.loss(outputs, batch) * scale
         self.sharding.backward(loss)
         return loss.detach().float()
 
     def finish(self, total: Tensor, keep: float | Tensor) -> Tensor:
         """What follows when all batches of a step have gone backward."""
-        total = self.sharding.reduce(self.parameters, total)
+        total = self.sharding.world.sum(total)
         norm = self.sharding.clip(self.parameters, self.clip)
         self.optimizers.update()
         if self.average:
