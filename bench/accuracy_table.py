@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
-RESULTS = ROOT / "bench" / "results"
+RESULTS = ROOT / "bench" / "results.jsonl"
 SETS = {
     "sst2": ("SST-2", "valid"), "trec": ("TREC", "test"), "agnews": ("AG News, part", "test"), "snli": ("SNLI, part", "test"),
     "mnli": ("MNLI, part", "valid"), "qnli": ("QNLI, part", "valid"), "qqp": ("QQP, part", "valid"),
@@ -17,11 +17,10 @@ NOT_SAID = {"model.compare": False, "train.average": 0.0}
 
 
 def main() -> None:
-    trials = json.loads((RESULTS / "classify_h200.json").read_text())["trials"]
-    bag = json.loads((RESULTS / "bag_of_words.json").read_text())
+    results = {record["name"]: record.get("numbers") for record in map(json.loads, RESULTS.read_text(encoding="utf-8").splitlines())}
+    trials, bag = results["classify_h200"]["trials"], results["bag_of_words"]
     page = PAGE.read_text()
-    texts = json.loads((RESULTS / "wikitext2_cpu.json").read_text())
-    cores = json.loads((RESULTS / "classify_cpu.json").read_text())["runs"]
+    texts, cores = results["wikitext2_cpu"], results["classify_cpu"]["runs"]
     for name, lines in (
         ("accuracy", accuracy(trials, bag)),
         ("cores", on_cores(cores)),

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import json
 import re
 from pathlib import Path
 
@@ -144,7 +145,9 @@ def test_what_is_printed_is_compared(got: str, good: bool) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them from headings."""
+    """As GitHub makes them from headings; the names of a file of measurements."""
+    if page.suffix == ".jsonl":
+        return {json.loads(line)["name"] for line in page.read_text(encoding="utf-8").splitlines()}
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -26,7 +26,7 @@ class Tile(NamedTuple):
 
 
 # By the longest sequence, and whether numbers have 16 bits. Up to 64 tokens of 16 bits: the fastest of those tried on an H200
-# (bench/results/short_h200.txt). Else the largest tiles that spill (next to) no register compiled for one (triton 3.6): with all
+# (bench/results.jsonl#short_h200). Else the largest tiles that spill (next to) no register compiled for one (triton 3.6): with all
 # channels of a head in one, the gradients of its weights need no adding up.
 FORWARD = {
     True: {16: Tile(128, 64, 4, 2), 32: Tile(64, 64, 4, 2), 64: Tile(64, 64, 4, 2), 128: Tile(128, 64, 8, 2)},
