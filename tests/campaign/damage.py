@@ -90,18 +90,15 @@ def mutations(folder: Path, whole: dict[str, Path], by_name: dict[str, Program],
     tallies = {name: Tally(f"mutations: {name}") for name in ("model folder", "run to go on with", "tune", "compare")}
     good = folder / "good.json"
     assert start(folder / "e", lambda: predict(whole["train"], good)).wait() == 0
+    for kind in ("tune", "compare", "run to go on with"):  # unchanged copies come out right: else the counts would say nothing
+        name = "train" if kind == "run to go on with" else kind
+        copy = _copy(folder, whole[name], kind)
+        child = start(folder / "e", functools.partial(by_name[name].run, copy))
+        assert child.wait() == 0 and by_name[name].result(copy) == by_name[name].result(whole[name]), f"{kind}: {child.said()}"
     for number in range(count):
         kind = draw.choices(list(tallies), weights=[6, 3, 1, 1])[0]
-        if kind in ("tune", "compare") and kind not in whole:
-            kind = "model folder"
         source = whole["train" if kind in ("model folder", "run to go on with") else kind]
-        copy = folder / "copy"
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(source / "model" if kind == "model folder" else source, copy)
-        if kind == "run to go on with":
-            shutil.rmtree(copy / "model")
-        if kind in ("tune", "compare"):
-            (copy / f"{kind}.json").unlink()
+        copy = _copy(folder, source, kind)
         files = [one for one in sorted(copy.rglob("*")) if one.is_file() and one.stat().st_size and not one.name.startswith(".")]
         path = draw.choice([one for one in files if one.suffix not in (".png", ".md", ".txt")])  # those are for people
         path.write_bytes(mutate(path.read_bytes(), draw, path.name))
@@ -118,6 +115,18 @@ def mutations(folder: Path, whole: dict[str, Path], by_name: dict[str, Program],
         note = f"{kind} {number}: {path.relative_to(copy)}: exit {code}: {child.said().strip()[-200:]}"
         tallies[kind].add(verdict(code, child.said(), right), note)
     return [one for one in tallies.values() if one.tried]
+
+
+def _copy(folder: Path, source: Path, kind: str) -> Path:
+    """Of the same name: a study is known by it."""
+    copy = folder / "copies" / source.name
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(source / "model" if kind == "model folder" else source, copy)
+    if kind == "run to go on with":
+        shutil.rmtree(copy / "model")
+    if kind in ("tune", "compare"):
+        (copy / f"{kind}.json").unlink()
+    return copy
 
 
 def _forge(folder: Path, name: str, content: bytes) -> None:
