@@ -90,6 +90,8 @@ class _TextEstimator(BaseEstimator):
         self.model_files_ = read_folder(run.model.folder)
         self.n_texts_in_ = len(names)
         self.__dict__.pop("_loaded", None)
+        if self.device in (None, "cpu"):
+            self._loaded = run.model
 
     @property
     def model_(self) -> TrainedModel:
@@ -168,6 +170,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         texts = fit_texts(X, y)
+        y = y if isinstance(y, Iterable) else np.asarray(y)
         self.several_ = kind_of_labels(y)
         if self.several_ is not None:
             return self._fit_several(texts, y, sample_weight)
@@ -290,6 +293,11 @@ class TextEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _TextEstim
     def transform(self, X: Any) -> np.ndarray:
         return self.model_.embed(self._known_texts(X))
 
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = []  # texts have none: vectors are float32
+        return tags
+
 
 def read_folder(folder: Path) -> dict[str, bytes]:
     """The files of a model folder: weights as safetensors, the rest as JSON. There is no pickle among them."""
@@ -326,6 +334,8 @@ def fit_texts(X: Any, y: Any = ...) -> list[tuple[str, ...]]:
         raise ValueError("fit requires y to be passed, but the target y is None")
     if y is not ...:
         check_consistent_length(texts, y)
+        if len(texts) == 1:
+            raise ValueError("X has 1 sample: at least two are needed to learn from")
     return texts
 
 
@@ -338,15 +348,19 @@ def kind_of_labels(y: Any) -> str | None:
         if not np.isin(values, (0, 1)).all():
             raise ValueError(f"y has shape {list(values.shape)} and values other than 0 and 1: one column a class, 1 where a text has it")
         return "matrix"
-    first = next(iter(y), None)
-    return "lists" if isinstance(first, (list, tuple, set, frozenset, np.ndarray)) else None
+    rows = list(y)
+    if not rows or not isinstance(rows[0], (list, tuple, set, frozenset, np.ndarray)):
+        return None
+    even = len({len(row) for row in rows}) == 1 and len(rows[0]) > 1 and not isinstance(rows[0], (set, frozenset))
+    numbers = even and all(isinstance(value, (int, np.integer)) and value in (0, 1) for row in rows for value in row)
+    return "matrix" if numbers else "lists"  # rows of zeros and ones, all of one length, are a matrix
 
 
 def weights_of(texts: Sequence[object], sample_weight: Any) -> Any:
     if sample_weight is None:
         return None
-    weights = np.broadcast_to(np.asarray(sample_weight, dtype=np.float64), (len(texts),)) if np.ndim(sample_weight) == 0 else sample_weight
-    weights = column_or_1d(weights).astype(np.float64)
+    weights = np.asarray(sample_weight, dtype=np.float64)
+    weights = column_or_1d(np.full(len(texts), weights) if weights.ndim == 0 else weights)
     check_consistent_length(texts, weights)
     if not (np.isfinite(weights).all() and (weights >= 0).all()):
         raise ValueError("sample_weight should be finite numbers of at least 0")
