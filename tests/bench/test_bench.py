@@ -69,13 +69,13 @@ def test_a_layer_with_wrong_numbers_is_refused(tmp_path: Path, monkeypatch: pyte
     from tokmix.layers.hsm import HSM
     from tokmix.ops import dispatch
 
-    right = HSM.mix_unmoved
+    right = HSM.mix_in_layout
 
     def wrong(self: HSM, x: Tensor, segments: object) -> Tensor | None:
         y = right(self, x, segments)  # type: ignore[arg-type]
         return y if y is None or dispatch.forced() == "reference" else y + 0.01
 
-    monkeypatch.setattr(HSM, "mix_unmoved", wrong)
+    monkeypatch.setattr(HSM, "mix_in_layout", wrong)
     code, found = quick("layers", "--only", "hsm, vector", "fnet", out=tmp_path / "layers.json")
     assert code == 1 and found["refused"] == ["hsm, vector"]
     assert {row["name"] for row in found["rows"]} == {"fnet"}

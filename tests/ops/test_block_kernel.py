@@ -260,7 +260,7 @@ def test_rows_far_apart_are_brought_together() -> None:
     """Kernels count inside of a block in 32 bits."""
     launch = pytest.importorskip("tokmix.ops.causal_hyper_mix.launch")
     near, far = (torch.empty_strided((2, 1, 40, 8), (8, 8, row, 1), device="meta") for row in (2**23, 2**24))
-    assert launch.lined(near) is near and launch.lined(far).stride() == (320, 320, 8, 1)
+    assert launch.last_dim_contiguous(near) is near and launch.last_dim_contiguous(far).stride() == (320, 320, 8, 1)
 
 
 @each_device

@@ -78,7 +78,7 @@ def shift_case(
     given["x"] = with_nan(given["x"], segments)
     places = None if segments is None else places_of(segments)
     assert segments is None or places is not None
-    return given, segments, {"places": places, "table": torch.tensor(shifts, dtype=torch.int32, device=device)}
+    return given, segments, {"places": places}
 
 
 @each_device

@@ -22,7 +22,7 @@ class RowMixer(Mixer):
         """x [S, L, D], each row one sequence from column 0 on and zero behind its end; rows is None where all are
         full. What is returned behind a row's end does not matter, as long as its gradient is finite."""
 
-    def mix_unmoved(self, x: Tensor, segments: Segments | None) -> Tensor | None:
+    def mix_in_layout(self, x: Tensor, segments: Segments | None) -> Tensor | None:
         """The whole batch as it stands, padded or packed, for a mixer that has a faster way than by rows; None where
         it has not. Whatever stands at padding is ignored, and the output there is zero."""
         return None
@@ -58,9 +58,9 @@ class RowMixer(Mixer):
             return x.clone()
         longest = x.shape[1] if segments is None else segments.longest
         self._check_length(longest)
-        unmoved = self.mix_unmoved(x, segments) if longest else None
-        if unmoved is not None:
-            return unmoved
+        mixed = self.mix_in_layout(x, segments) if longest else None
+        if mixed is not None:
+            return mixed
         if segments is None:
             return self.mix(x, None)
         if longest == 0:

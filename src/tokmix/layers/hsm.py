@@ -119,7 +119,7 @@ class HSM(RowMixer):
             self.weight = nn.Parameter(_uniform(H, seen, e, fan_in=seen))
             self.bias = nn.Parameter(torch.zeros(H, e))
 
-    def mix_unmoved(self, x: Tensor, segments: Segments | None) -> Tensor | None:
+    def mix_in_layout(self, x: Tensor, segments: Segments | None) -> Tensor | None:
         """The variants whose kernels read a batch as it stands: moving it would cost more than mixing it."""
         if self.variant not in ("ab", "vector", "gate", "matrix") or (segments is not None and segments.places is None):
             return None

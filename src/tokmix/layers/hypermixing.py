@@ -9,7 +9,7 @@ The causal form (a running, length-normalised hidden state) is our extension: se
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,15 @@ class HyperNetwork(nn.Module):
 def _normal(heads: int, fan_in: int, out: int, gain: float) -> Tensor:
     """Fan-in counted inside a head. Biases start at zero: large ones would give every token the same row."""
     return torch.randn(heads, fan_in, out) * gain * fan_in**-0.5
+
+
+class _Options(TypedDict):
+    """Of `hyper_mix.mix`, the same for every body."""
+
+    tokens: Tensor | None
+    scale: Tensor | None
+    readout: Tensor | None
+    norm: hyper_mix.Norm | None
 
 
 @register("hypermixing")
@@ -118,42 +127,41 @@ class HyperMixing(RowMixer):
     def limit(self) -> int | None:
         return self.max_len if self.code.kind == "learned" else None
 
-    def mix_unmoved(self, x: Tensor, segments: Segments | None) -> Tensor | None:
-        """By a kernel, where there is one that takes a batch as it stands."""
-        longest = x.shape[1] if segments is None else segments.longest
+    def mix_in_layout(self, x: Tensor, segments: Segments | None) -> Tensor | None:
+        """Whole rows in any case; a padded or packed batch by a kernel that takes it as it is, where there is one."""
         if self.causal or (segments is not None and segments.chunks is None):
             return None
         if self.output_norm is not None and is_watched(self.output_norm):  # its bias would fill the padding
             return None
-        if not hyper_mix.has_kernel(x, self.net_in(), longest):
+        net_in, net_out = self.net_in(), None if self.net_out is None else self.net_out()
+        longest = x.shape[1] if segments is None else segments.longest
+        body = hyper_mix.select_body(x, net_in, tied=self.tied, normed=self.norm == "layer", longest=longest)
+        if segments is not None and not body.takes_chunks:
             return None
-        at = positions.within(segments, x)
-        return self._self_mixing(x, at, None if segments is None else segments.cu_seqlens.diff(), segments)
+        counts = None if segments is None else segments.cu_seqlens.diff()
+        chunks, real = (None, None) if segments is None else (segments.chunks, segments.mask)
+        options = self._options(x, positions.within(segments, x), counts, self.output_norm)
+        return hyper_mix.mix(x, net_in, net_out, **options, chunks=chunks, longest=longest, real=real, body=body)
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         if self.causal:
             return self._causal(x, self.empty_state(x.shape[0], x), rows, whole=True)[0]
-        return self._self_mixing(x, positions.count(x.shape[1], None, x.device), None if rows is None else rows.lengths)
-
-    def _self_mixing(self, x: Tensor, at: Tensor, counts: Tensor | None, segments: Segments | None = None) -> Tensor:
-        """at: positions; counts: tokens of each sequence, all of a row where None; segments: where sequences stand in x."""
-        norm, after = None, self.output_norm
-        scale, readout = self.scales(x, counts)
-        if after is not None and not is_watched(after):
-            norm, after = hyper_mix.Norm(after.weight, after.bias, after.eps), None
-        y = hyper_mix.mix(
-            x,
-            self.net_in(),
-            None if self.net_out is None else self.net_out(),
-            tokens=None if self.code.kind == "none" else x + self.code(at, x.dtype),
-            scale=scale,
-            readout=readout,
-            norm=norm,
-            chunks=None if segments is None else segments.chunks,
-            longest=None if segments is None else segments.longest,
-            real=None if segments is None else segments.mask,
-        )
+        at, counts = positions.count(x.shape[1], None, x.device), None if rows is None else rows.lengths
+        fused, after = self.output_norm, None
+        if fused is not None and is_watched(fused):
+            fused, after = None, fused
+        y = hyper_mix.mix(x, self.net_in(), None if self.net_out is None else self.net_out(), **self._options(x, at, counts, fused))
         return y if after is None else after(y)
+
+    def _options(self, x: Tensor, at: Tensor, counts: Tensor | None, norm: nn.LayerNorm | None) -> _Options:
+        """at: positions; counts: tokens of each sequence, all of a row where None."""
+        scale, readout = self.scales(x, counts)
+        return {
+            "tokens": None if self.code.kind == "none" else x + self.code(at, x.dtype),
+            "scale": scale,
+            "readout": readout,
+            "norm": None if norm is None else hyper_mix.Norm(norm.weight, norm.bias, norm.eps),
+        }
 
     def scales(self, x: Tensor, counts: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """What the hidden state and the readout of each sequence are multiplied by, [S] or [1]; counts: its tokens."""
@@ -258,7 +266,8 @@ class HyperMixing(RowMixer):
         pointwise = length * (nets * GELU * self.inner + (NORM * self.dim if self.output_norm is not None else 0))
         if not self.causal:
             gpu = self.net_in.inner.is_cuda
-            matmul = hyper_mix.matmul_flops(length, length, H, e, k, self.tied, i, gpu)
+            body = hyper_mix.expected(length, H, e, k, self.tied, i, gpu)
+            matmul = body.matmul_flops(length, length, H, e, k, self.tied, i)
             return Cost(matmul, pointwise + GELU * self.hidden * e)
         matmul = nets * length * H * 2 * (e * i + i * k)
         if self.decay == "gate":

@@ -99,7 +99,9 @@ class HyperMLP(RowMixer):
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         at = positions.count(x.shape[1], None, x.device)[None]
         k, v = self._keys_values(x, at, None)
-        return self._read(x, at, k, v, whole=True)
+        q, first, second = self._queries(x, at)
+        limit = x.shape[1] if self.limit is None else self.limit
+        return self._finish(x, hyper_mlp(q, k.transpose(1, 2), v.transpose(1, 2), None, first, second, self.lag, limit))
 
     def _keys_values(self, x: Tensor, at: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """[B, L, Hq, e] and [B, L, H, f]"""
@@ -109,17 +111,24 @@ class HyperMLP(RowMixer):
             k = positions.rotary(k.transpose(1, 2), at).transpose(1, 2)
         return k, self.v(fed_v).unflatten(-1, (self.heads, -1))
 
-    def _read(self, x: Tensor, at: Tensor, k: Tensor, v: Tensor, whole: bool = False) -> Tensor:
-        """whole: queries and keys are the same tokens, a sequence from its start."""
+    def _read(self, x: Tensor, at: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Tokens x at positions at, of the keys and values of all positions so far."""
+        q, first, second = self._queries(x, at)
+        limit = k.shape[1] if self.limit is None else self.limit
+        return self._finish(x, hyper_mlp(q, k.transpose(1, 2), v.transpose(1, 2), at, first, second, self.lag, limit))
+
+    def _queries(self, x: Tensor, at: Tensor) -> tuple[Tensor, Bank | None, Bank | None]:
+        """Gated queries [B, Hq, L, e], and the banks of both sequence mixers."""
         q = split_heads(self.q(x), self.score_heads)
         if self.rotary:  # before the gate, as the authors do
             q = positions.rotary(q, at)
         if self.gates:
             q = q * split_heads(self.left_gate(x).sigmoid(), self.score_heads)
-        first = None if self.r1 is None else self.r1(x)
-        second = None if self.r2 is None else self.r2(x)
-        limit = k.shape[1] if self.limit is None else self.limit
-        o = merge_heads(hyper_mlp(q, k.transpose(1, 2), v.transpose(1, 2), None if whole else at, first, second, self.lag, limit))
+        return q, None if self.r1 is None else self.r1(x), None if self.r2 is None else self.r2(x)
+
+    def _finish(self, x: Tensor, o: Tensor) -> Tensor:
+        """o [B, H, L, f] -> [B, L, D]"""
+        o = merge_heads(o)
         if self.gates:
             o = o * self.right_gate(x).sigmoid()
         return self.out(o)

@@ -1,95 +1,135 @@
-"""Calling an op past torch's dispatcher, which takes more time in Python than a fast kernel does on a GPU.
+"""The fastest way into an op. torch's dispatcher takes more time in Python than a fast kernel does on a GPU.
 
-A custom op can be compiled, exported, counted and watched. Where nobody does any of that, the same body runs as a plain
-autograd function instead: the same kernels, the same numbers.
+A custom op can be compiled, exported, counted and traced. Where nobody does any of that, `KernelOp.entry` gives the function that
+launches the kernels instead, wrapped in an autograd function where gradients are needed: the same kernels, the same numbers.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._library.custom_ops import CustomOpDef
 
 from tokmix.ops.dispatch import transformed
 
-Body = Callable[..., Any]
+R = TypeVar("R")
+Launch = Callable[..., R]
+Gradients = tuple["Tensor | None", ...]
 _PLAIN = (Tensor, nn.Parameter)
+Inputs = TypeVar("Inputs", bound=tuple)
+Made = TypeVar("Made", bound=tuple)
 
 
-def unwatched(args: tuple[Any, ...]) -> bool:
-    """Whether a call with these arguments concerns nobody but autograd: no compiler or tracer, no dispatch mode, no
-    function transform, no tensors of a subclass."""
+class Context(Protocol):
+    """What autograd hands from the forward to the backward pass; an op may add numbers of its own."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    numbers: tuple[object, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
+    def __setattr__(self, name: str, value: object) -> None: ...
+
+
+def save(ctx: Context, inputs: Sequence[object], made: Sequence[Tensor] = ()) -> None:
+    """Keep an op's inputs, and what it made beside its result, for `restore` in the backward pass."""
+    ctx.numbers = tuple(None if isinstance(one, Tensor) else one for one in inputs)
+    ctx.save_for_backward(*(one if isinstance(one, Tensor) else None for one in inputs), *made)
+    if made:
+        ctx.mark_non_differentiable(*made)
+        ctx.set_materialize_grads(False)  # no zeros for what has no gradient
+
+
+def restore(ctx: Context, inputs: type[Inputs], made: type[Made]) -> tuple[Inputs, Made]:
+    """What `save` was given, by name."""
+    kept = ctx.saved_tensors  # read once: checkpointing allows no more
+    count = len(ctx.numbers)
+    given = (number if tensor is None else tensor for tensor, number in zip(kept[:count], ctx.numbers, strict=True))
+    return inputs(*given), made(*kept[count:])
+
+
+def no_gradients(ctx: Context) -> Gradients:
+    """None for every input: no gradient flows into the result."""
+    return (None,) * len(ctx.needs_input_grad)
+
+
+def unwatched(given: Sequence[object]) -> bool:
+    """Whether a call with these arguments concerns autograd alone: no compiler or tracer, no dispatch mode, no function transform, no
+    tensor subclass."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or transformed():
         return False
     if torch._C._get_tracing_state() is not None:
         return False
-    for arg in args:
-        if isinstance(arg, list):
-            if not all(type(each) in _PLAIN for each in arg):
+    for one in given:
+        if isinstance(one, list):
+            if not all(type(each) in _PLAIN for each in one):
                 return False
-        elif isinstance(arg, Tensor) and type(arg) not in _PLAIN:
+        elif isinstance(one, Tensor) and type(one) not in _PLAIN:
             return False
     return True
 
 
-def on_its_device(body: Body) -> Body:
-    """The body, on the GPU of its first argument: torch's own ops go there by themselves, Triton launches on the current one."""
+def on_its_device(launch: Launch[R]) -> Launch[R]:
+    """The launch on the GPU of its first argument. torch's own ops switch to it by themselves; Triton uses the current one."""
 
-    @functools.wraps(body)
-    def run(*args: Any) -> Any:
-        device = args[0].device
-        if device.type != "cuda" or device.index == torch.cuda.current_device():
-            return body(*args)
-        with torch.cuda.device(device):
-            return body(*args)
-
-    return run
-
-
-def direct(op: Body, body: Body) -> Body:
-    """The op, or its body alone where that is all that would happen. Not where gradients are kept track of, as they are in a backward
-    pass whose own gradients are asked for: our backward ops have none, and the op says so."""
-    return lambda *args: (op if torch.is_grad_enabled() or not unwatched(args) else body)(*args)
-
-
-def where_asked(differentiate: Body) -> Body:
-    """For ops that have no zeros made where a result has no gradient: theirs are none either where what follows asks nothing of y."""
-
-    @functools.wraps(differentiate)
-    def run(ctx: Any, dy: Tensor | None, *unused: Any) -> Any:
-        return (None,) * len(ctx.needs_input_grad) if dy is None else differentiate(ctx, dy, *unused)
+    @functools.wraps(launch)
+    def run(*given: Tensor) -> R:
+        if _is_current(given[0].device):
+            return launch(*given)
+        with torch.cuda.device(given[0].device):
+            return launch(*given)
 
     return run
 
 
-def quick(op: Body, body: Body, keep: Body, differentiate: Body, listed: int | None = None) -> Body:
-    """The op with its autograd, or the same as an autograd function. keep and differentiate are the op's own; listed: the
-    place of an argument that is a list of tensors, which autograd functions do not look into."""
+def _is_current(device: torch.device) -> bool:
+    return device.type != "cuda" or device.index == torch.cuda.current_device()
 
-    class Quick(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, count: int, *flat: Any) -> Any:
-            args = flat if listed is None else (*flat[:listed], list(flat[listed : listed + count]), *flat[listed + count :])
-            output = body(*args)
-            ctx.count = count
-            keep(ctx, args, output)
-            return output
 
-        @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
-            found = differentiate(ctx, *grads)
-            if listed is None:
-                return None, *found
-            return None, *found[:listed], *(found[listed] or [None] * ctx.count), *found[listed + 1 :]
+@dataclass(frozen=True)
+class KernelOp(Generic[R]):
+    """A custom op and the function that launches its kernels, both with the same arguments.
 
-    def call(*args: Any) -> Any:
-        if not unwatched(args):
-            return op(*args)
-        if listed is None:
-            return Quick.apply(0, *args)
-        return Quick.apply(len(args[listed]), *args[:listed], *args[listed], *args[listed + 1 :])
+    launch     "module:function"; importing it imports triton
+    keep       saves tensors for the backward pass: (ctx, inputs, output); None for an op without gradients
+    gradients  of all inputs: (ctx, *gradients of the outputs)
+    """
 
-    return call
+    op: CustomOpDef
+    launch: str
+    keep: Callable[..., None] | None = None
+    gradients: Callable[..., Gradients] | None = None
+
+    def __post_init__(self) -> None:
+        if self.gradients is not None:
+            self.op.register_autograd(self.gradients, setup_context=self.keep)
+
+    def entry(self, *given: object) -> Launch[R]:
+        """The function to call with these arguments (tensors suffice) and whatever numbers follow them."""
+        if not unwatched(given) or not _is_current(given[0].device):  # type: ignore[attr-defined]
+            return self.op
+        if not torch.is_grad_enabled():
+            return self._launch
+        # Without gradients of its own, as a backward op is, the op itself refuses to be differentiated.
+        return self.op if self.gradients is None else self._apply
+
+    @functools.cached_property
+    def _launch(self) -> Launch[R]:
+        module, _, name = self.launch.partition(":")
+        found: Launch[R] = getattr(importlib.import_module(module), name)
+        return found
+
+    @functools.cached_property
+    def _apply(self) -> Launch[R]:
+        parts: dict[str, Callable[..., object] | None] = {"forward": self._launch, "setup_context": self.keep, "backward": self.gradients}
+        function = type("Fast", (torch.autograd.Function,), {name: staticmethod(part) for name, part in parts.items() if part is not None})
+        # Function.apply itself binds arguments by their signature first, which takes as long as several kernels.
+        return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]

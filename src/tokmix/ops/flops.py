@@ -6,13 +6,13 @@ import it too.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from tokmix.ops.causal_hyper_mix import flops as _causal_hyper_mix  # noqa: F401  (its formulas)
-from tokmix.ops.hyper_mix import op as _hyper_mix  # noqa: F401  (defines the ops)
+from tokmix.ops.hyper_mix import op as _hyper_mix
 from tokmix.ops.hyper_mix import short_op as _short_hyper_mix  # noqa: F401
 from tokmix.ops.hyper_mix import wide_op as _wide_hyper_mix  # noqa: F401
 from tokmix.ops.hyper_mlp import flops as _hyper_mlp  # noqa: F401  (its formulas)
@@ -22,6 +22,13 @@ from tokmix.ops.shift_mix import step_op as _shift_step  # noqa: F401
 from tokmix.ops.short_conv import op as _short_conv  # noqa: F401
 
 Shape = tuple[int, ...]
+Given = object  # what else an op was given: the shapes of tensors, numbers, or None
+
+
+def _shape(of: object) -> Shape:
+    """A counter puts a shape in the place of each tensor."""
+    assert isinstance(of, Iterable)
+    return tuple(of)
 
 
 _WITHOUT = (
@@ -30,49 +37,49 @@ _WITHOUT = (
 
 
 @register_flop_formula([getattr(torch.ops.tokmix, name) for name in _WITHOUT])
-def no_products(*shapes: Any, **kwargs: Any) -> int:
+def no_products(*shapes: Given, **kwargs: Given) -> int:
     return 0
 
 
 @register_flop_formula(torch.ops.tokmix.gate_shift_mix)
-def gate(x: Shape, weight: Shape, *rest: Any, **kwargs: Any) -> int:
+def gate(x: Shape, weight: Shape, *rest: Given, **kwargs: Given) -> int:
     return 2 * x[0] * x[1] * x[2] * weight[1]
 
 
 @register_flop_formula(torch.ops.tokmix.gate_shift_mix_backward)
-def gate_backward(dy: Shape, x: Shape, p: Shape, weight: Shape, *rest: Any, **kwargs: Any) -> int:
+def gate_backward(dy: Shape, p: Shape, x: Shape, weight: Shape, *rest: Given, **kwargs: Given) -> int:
     return 2 * gate(x, weight)
 
 
 @register_flop_formula(torch.ops.tokmix.matrix_shift_mix)
-def matrix(x: Shape, weights: list[Shape], *rest: Any, **kwargs: Any) -> int:
-    return 2 * x[0] * x[1] * x[2] * weights[0][1] * len(weights)
+def matrix(x: Shape, a: Shape, b: Shape, c: Shape | None, *rest: Given, **kwargs: Given) -> int:
+    return 2 * x[0] * x[1] * x[2] * a[1] * (2 if c is None else 3)
 
 
 @register_flop_formula(torch.ops.tokmix.matrix_shift_mix_backward)
-def matrix_backward(dy: Shape, x: Shape, weights: list[Shape], *rest: Any, **kwargs: Any) -> int:
-    return 2 * matrix(x, weights)
+def matrix_backward(dy: Shape, x: Shape, a: Shape, b: Shape, c: Shape | None, *rest: Given, **kwargs: Given) -> int:
+    return 2 * matrix(x, a, b, c)
 
 
 @register_flop_formula(torch.ops.tokmix.hyper_mix)
-def hyper_mix(x: Shape, values: Any, u1: Any, b1: Any, v1: Shape, *rest: Any, **kwargs: Any) -> int:
+def hyper_mix(*shapes: Given, **kwargs: Given) -> int:
     """Four products a token, two a sequence."""
-    heads, e, k = v1
-    first = rest[11]
-    sequences = x[0] if first is None else first[0] - 1
-    return heads * (8 * x[0] * x[1] * e * e + 4 * sequences * e * e * k)
+    given = _hyper_mix.Inputs(*shapes)  # type: ignore[arg-type]
+    (B, T, _), (heads, e, k) = _shape(given.x), _shape(given.v1)
+    sequences = B if given.first is None else _shape(given.first)[0] - 1
+    return heads * (8 * B * T * e * e + 4 * sequences * e * e * k)
 
 
 @register_flop_formula(torch.ops.tokmix.hyper_mix_backward)
-def hyper_mix_backward(dy: Shape, states: Shape, *rest: Any, **kwargs: Any) -> int:
+def hyper_mix_backward(dy: Shape, states: Shape, read: Shape, z: Shape, mean: Shape, rstd: Shape, *shapes: Given, **kwargs: Given) -> int:
     """Ten products a token, eight where both nets are one; five a sequence, of which one is made again."""
+    given = _hyper_mix.Inputs(*shapes)  # type: ignore[arg-type]
     heads, _, sequences, e = states
-    v1, u2 = rest[8], rest[10]
-    return heads * e * e * ((16 if u2 is None else 20) * dy[0] * dy[1] + 10 * sequences * v1[2])
+    return heads * e * e * ((16 if given.u2 is None else 20) * dy[0] * dy[1] + 10 * sequences * _shape(given.v1)[2])
 
 
 @register_flop_formula(torch.ops.tokmix.wide_hyper_mix)
-def wide_hyper_mix(x: Shape, values: Any, u1: Shape, b1: Any, v1: Shape, c1: Any, u2: Any, *rest: Any, **kwargs: Any) -> int:
+def wide_hyper_mix(x: Shape, values: Given, u1: Shape, b1: Given, v1: Shape, c1: Given, u2: Given, *rest: Given, **kwargs: Given) -> int:
     """The nets' own products and two more a token, two a sequence."""
     heads, e, i = u1
     nets = 1 if u2 is None else 2
@@ -80,19 +87,19 @@ def wide_hyper_mix(x: Shape, values: Any, u1: Shape, b1: Any, v1: Shape, c1: Any
 
 
 @register_flop_formula(torch.ops.tokmix.wide_hyper_mix_backward)
-def wide_hyper_mix_backward(dy: Shape, p: Shape, h: Shape, states: Shape, m: Any, hidden: Shape, *rest: Any, **kwargs: Any) -> int:
+def wide_hyper_mix_backward(dy: Shape, p: Shape, h: Shape, states: Shape, m: Given, hidden: Shape, *rest: Given, **kwargs: Given) -> int:
     heads, rows, i = states
     nets, e, k = p[2] // i, rows // dy[0], hidden[2]
     return heads * e * i * (2 * (2 * nets + 4) * dy[0] * dy[1] + 8 * dy[0] * k)
 
 
 @register_flop_formula(torch.ops.tokmix.short_hyper_mix)
-def short_hyper_mix(x: Shape, w1: Shape, *rest: Any, **kwargs: Any) -> int:
+def short_hyper_mix(x: Shape, w1: Shape, *rest: Given, **kwargs: Given) -> int:
     """Two products a token, those of the textbook; the nets' own are counted where they are made."""
     return 4 * x[0] * x[1] * x[2] * w1[2]
 
 
 @register_flop_formula(torch.ops.tokmix.short_hyper_mix_backward)
-def short_hyper_mix_backward(dy: Shape, z: Any, mean: Any, rstd: Any, x: Shape, w1: Shape, *rest: Any, **kwargs: Any) -> int:
+def short_hyper_mix_backward(dy: Shape, z: Given, mean: Given, rstd: Given, x: Shape, w1: Shape, *rest: Given, **kwargs: Given) -> int:
     """Five, of which one is made again."""
     return 10 * x[0] * x[1] * x[2] * w1[2]

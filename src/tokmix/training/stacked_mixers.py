@@ -165,7 +165,8 @@ class HyperMixings(Mixers):
         """w_in, w_out [H, rows, k]"""
         if select.is_short(x, self.net_in.first(), x.shape[1]):
             table, full = (None, True) if segments is None or segments.chunks is None else (segments.chunks.table, segments.chunks.full)
-            return short_op.run(x, w_in, w_out, scale, readout, None, None, 0.0, table, x.shape[1], full)[0]
+            given = (x, w_in, w_out, scale, readout, None, None)
+            return short_op.forward.entry(*given)(*given, 0.0, table, x.shape[1], full)[0]
         H = w_in.shape[0]
         first, second = (w.view(H, *x.shape[:2], -1).transpose(0, 1) for w in (w_in, w_in if w_out is None else w_out))
         factor = None if scale is None else scale[:, None, None, None]

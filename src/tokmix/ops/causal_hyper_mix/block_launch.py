@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tokmix.ops.causal_hyper_mix.kernels import block_causal as kernels
-from tokmix.ops.causal_hyper_mix.launch import Plan, by_token, flat, lined, strides
+from tokmix.ops.causal_hyper_mix.launch import Plan, by_token, flat, last_dim_contiguous, strides
 from tokmix.ops.hyper_mix.launch import KINDS
 
 # For heads of up to 64; wider ones get twice as many.
@@ -34,7 +34,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y [B, H, L, e], and for the backward pass: the state at the start of each block and how much each block keeps of it; both empty
     where there is one block alone, the latter without decay, too."""
-    w_in, w_out, values = lined(w_in), lined(w_out), lined(values)
+    w_in, w_out, values = last_dim_contiguous(w_in), last_dim_contiguous(w_out), last_dim_contiguous(values)
     log_decay, real, scale = flat(log_decay), flat(real), scale.contiguous()
     plan = Plan(w_in, w_out, values, block)
     starts, kept = plan.empty(0), None
@@ -55,7 +55,7 @@ def backward(
     starts: Tensor, kept: Tensor, block: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of w_in, w_out, values, log_decay (empty without one) and scale."""
-    dy, w_in, w_out, values = lined(dy), lined(w_in), lined(w_out), lined(values)
+    dy, w_in, w_out, values = last_dim_contiguous(dy), last_dim_contiguous(w_in), last_dim_contiguous(w_out), last_dim_contiguous(values)
     log_decay, real, scale = flat(log_decay), flat(real), scale.contiguous()
     plan = Plan(w_in, w_out, values, block)
     B, H, L, k, e = plan.B, plan.H, plan.L, plan.k, plan.e

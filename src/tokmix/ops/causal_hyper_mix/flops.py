@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
@@ -20,13 +18,13 @@ def _product(w_in: Shape, values: Shape) -> int:
 
 
 @register_flop_formula(torch.ops.tokmix.causal_hyper_mix)
-def causal_hyper_mix(w_in: Shape, w_out: Shape, values: Shape, *rest: Any, **kwargs: Any) -> int:
+def causal_hyper_mix(w_in: Shape, w_out: Shape, values: Shape, *rest: object, **kwargs: object) -> int:
     """A token is written to the state twice (once for the chunks' sums, once for the states themselves), read once."""
     return 3 * _product(w_in, values)
 
 
 @register_flop_formula(torch.ops.tokmix.causal_hyper_mix_backward)
-def causal_hyper_mix_backward(dy: Shape, dlast: Any, w_in: Shape, w_out: Shape, values: Shape, *rest: Any, **kwargs: Any) -> int:
+def causal_hyper_mix_backward(dy: Shape, dlast: object, w_in: Shape, w_out: Shape, values: Shape, *rest: object, **kwargs: object) -> int:
     """Written twice more; then w_out's gradient, the state's, and w_in's and the values' twice: inside a chunk and from beyond."""
     return 8 * _product(w_in, values)
 
@@ -40,7 +38,7 @@ def _in_blocks(w_in: Shape, values: Shape, block: int) -> tuple[int, int]:
 
 @register_flop_formula(torch.ops.tokmix.block_hyper_mix)
 def block_hyper_mix(
-    w_in: Shape, w_out: Shape, values: Shape, log: Any, real: Any, scale: Any, block: int, *rest: Any, **kwargs: Any
+    w_in: Shape, w_out: Shape, values: Shape, log: object, real: object, scale: object, block: int, *rest: object, **kwargs: object
 ) -> int:
     """Scores, what they read, the sum that a block adds to the state, and the state read."""
     column, state = _in_blocks(w_in, values, block)
@@ -49,8 +47,8 @@ def block_hyper_mix(
 
 @register_flop_formula(torch.ops.tokmix.block_hyper_mix_backward)
 def block_hyper_mix_backward(
-    dy: Shape, w_in: Shape, w_out: Shape, values: Shape, log: Any, real: Any, scale: Any, starts: Any, kept: Any, block: int,
-    *rest: Any, **kwargs: Any,
+    dy: Shape, w_in: Shape, w_out: Shape, values: Shape, log: object, real: object, scale: object, starts: object, kept: object, block: int,
+    *rest: object, **kwargs: object,
 ) -> int:  # fmt: skip
     """Scores again and their gradient, then those of w_in, w_out and values; the state's, and what it gives to all four."""
     column, state = _in_blocks(w_in, values, block)
@@ -58,5 +56,5 @@ def block_hyper_mix_backward(
 
 
 @register_flop_formula([torch.ops.tokmix.decayed_counts, torch.ops.tokmix.decayed_counts_backward])
-def no_products(*shapes: Any, **kwargs: Any) -> int:
+def no_products(*shapes: object, **kwargs: object) -> int:
     return 0

@@ -1,4 +1,4 @@
-"""The causal scan's kernels put together; see `triton` for the data flow."""
+"""Launches of the causal scan; `kernels/chunked_scan.py` describes the data flow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def padded(width: int) -> int:
     return max(16, next_power_of_2(width))
 
 
-def lined(x: Tensor) -> Tensor:
+def last_dim_contiguous(x: Tensor) -> Tensor:
     """x [B, H, L, n] with neighbouring channels side by side in memory."""
     return x if x.stride(-1) == 1 and within_32_bits(x.stride(2), LARGEST) else x.contiguous()
 
@@ -98,7 +98,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y [B, H, L, e], the last state [B, H, k, e], and for the backward pass: the state before each chunk and what each
     chunk keeps of it; both empty where there is one chunk alone."""
-    w_in, w_out, values, hidden = lined(w_in), lined(w_out), lined(values), hidden.contiguous()
+    w_in, w_out, values, hidden = last_dim_contiguous(w_in), last_dim_contiguous(w_out), last_dim_contiguous(values), hidden.contiguous()
     log_decay, real, scale = flat(log_decay), flat(real), scale.contiguous()
     plan = Plan(w_in, w_out, values)
     starts, kept, several = hidden, None, plan.chunks > 1
@@ -120,9 +120,15 @@ def forward(
 def backward(
     dy: Tensor, dlast: Tensor, w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None,
     scale: Tensor, hidden: Tensor, last: Tensor, starts: Tensor, kept: Tensor | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of w_in, w_out, values, log_decay (empty without one), scale and hidden."""
-    dy, w_in, w_out, values, dlast = lined(dy), lined(w_in), lined(w_out), lined(values), dlast.contiguous()
+    dy, w_in, w_out, values, dlast = (
+        last_dim_contiguous(dy),
+        last_dim_contiguous(w_in),
+        last_dim_contiguous(w_out),
+        last_dim_contiguous(values),
+        dlast.contiguous(),
+    )
     log_decay, real, scale = flat(log_decay), flat(real), scale.contiguous()
     plan = Plan(w_in, w_out, values)
     B, H, L, k, e = plan.B, plan.H, plan.L, plan.k, plan.e

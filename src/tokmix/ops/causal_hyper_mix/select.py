@@ -26,7 +26,8 @@ def causal_hyper_mix(
     counts, log_decay = _counts(values, log_decay, real, carry.count)
     # A real token counts as one itself, so the clamp changes nothing but rows that have no token yet.
     scale = length_scale(counts.clamp(min=1), values.shape[3], power)
-    y, hidden, *_ = op.causal_hyper_mix(w_in, w_out, values, log_decay, real, scale, carry.hidden)
+    given = (w_in, w_out, values, log_decay, real, scale, carry.hidden)
+    y, hidden, *_ = op.forward.entry(*given)(*given)
     return y, counts, Carry(hidden, counts[:, :, -1])
 
 
@@ -39,7 +40,8 @@ def block_hyper_mix(
     B, H = w_in.shape[:2]
     counts, log_decay = _counts(values, log_decay, real, torch.zeros(B, H, device=values.device))
     scale = length_scale(counts.clamp(min=1), values.shape[3], power)
-    y, *_ = block_op.run(w_in, w_out, values.to(w_in.dtype), log_decay, real, scale, block)
+    given = (w_in, w_out, values.to(w_in.dtype), log_decay, real, scale)
+    y = block_op.forward.entry(*given)(*given, block)[0]
     return y.to(values.dtype), counts
 
 
@@ -64,6 +66,6 @@ def _counts(values: Tensor, log_decay: Tensor | None, real: Tensor | None, first
     """n_t [B, H, L], and log λ with zeros at padding."""
     if log_decay is not None:
         log_decay = log_decay.float() if real is None else torch.where(real[:, None], log_decay.float(), 0)
-        return op.decayed_counts(log_decay, real, first), log_decay
+        return op.counts_forward.entry(log_decay, first)(log_decay, real, first), log_decay
     here = torch.ones(values.shape[0], 1, values.shape[2], device=values.device) if real is None else real[:, None].float()
     return here.cumsum(2) + first[..., None], None

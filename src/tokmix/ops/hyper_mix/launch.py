@@ -7,7 +7,6 @@ is the last row of its matrix, so that it costs nothing of its own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -91,7 +90,7 @@ class Plan:
         """Room for one a sequence and head: [H, rows, S, e]."""
         return torch.empty(self.heads, self.rows, self.sequences, self.e, dtype=dtype or self.dtype, device=self.device)
 
-    def added(self, parts: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def sum_pieces(self, parts: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The pieces' matrices added up for each sequence: [H, rows, S, e]."""
         out = self.matrices(dtype)
         at_once, block = ADD_FEW if self.pieces < MANY * self.sequences else ADD_MANY
@@ -100,7 +99,7 @@ class Plan:
         return out
 
 
-def lined(x: Tensor) -> Tensor:
+def last_dim_contiguous(x: Tensor) -> Tensor:
     """x [B, T, D] with neighbouring channels side by side in memory."""
     return x if x.stride(-1) == 1 and within_32_bits(x.stride(1), LONGEST) else x.contiguous()
 
@@ -117,10 +116,22 @@ def _float(scale: Tensor | None) -> Tensor | None:
     return None if scale is None else scale.float().contiguous()
 
 
-def summed(
-    x: Tensor, values: Tensor | None, net: Nets, table: Tensor | None, first: Tensor | None, size: int, dtype: torch.dtype
-) -> tuple[Tensor, Plan]:
-    """[Hᵀ v; 1ᵀ v] of each sequence, [H, rows, S, e] in dtype, with H = GELU(x U + b) and v = values, or x."""
+def nets(
+    u1: Tensor, b1: Tensor | None, v1: Tensor, c1: Tensor | None, u2: Tensor | None, b2: Tensor | None, v2: Tensor | None, c2: Tensor | None
+) -> tuple[Nets, Nets]:
+    """Both nets, each tensor in one piece of memory; twice the first one where there is no second."""
+    first = Nets(u1.contiguous(), _contiguous(b1), v1.contiguous(), _contiguous(c1))
+    if u2 is None or v2 is None:
+        return first, first
+    return first, Nets(u2.contiguous(), _contiguous(b2), v2.contiguous(), _contiguous(c2))
+
+
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def partial_sums(x: Tensor, values: Tensor | None, net: Nets, table: Tensor | None, first: Tensor | None, size: int) -> tuple[Tensor, Plan]:
+    """[Hᵀ v; 1ᵀ v] of each piece, with H = GELU(x U + b) and v = values, or x; `Plan.sum_pieces` adds them up."""
     heads = net.inner.shape[0]
     plan = Plan(x, heads, net.outer_bias is not None, table, first, size, FORWARD_SLOTS)
     parts = plan.parts(plan.rows)
@@ -130,20 +141,23 @@ def summed(
         x, values, net.inner, net.inner_bias, table, parts, x.shape[1], plan.size, plan.per_sequence,
         x.stride(0), x.stride(1), v.stride(0), v.stride(1), *plan.shape(tile), num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return plan.added(parts, dtype), plan
+    return parts, plan
 
 
 def forward(
-    x: Tensor, values: Tensor | None, net_in: Nets, net_out: Nets, scale: Tensor | None, readout: Tensor | None,
-    gain: Tensor | None, bias: Tensor | None, eps: float, table: Tensor | None, first: Tensor | None, size: int, full: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    x: Tensor, values: Tensor | None, u1: Tensor, b1: Tensor | None, v1: Tensor, c1: Tensor | None, u2: Tensor | None, b2: Tensor | None,
+    v2: Tensor | None, c2: Tensor | None, scale: Tensor | None, readout: Tensor | None, gain: Tensor | None, bias: Tensor | None,
+    eps: float, table: Tensor | None, first: Tensor | None, size: int, full: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """x, values [B, T, D] -> y, and for the backward pass: states, [Q; r], and where there is a norm its input and the
     means and 1 / deviations of its rows."""
-    x, values = lined(x), None if values is None else lined(values)
+    x, values = last_dim_contiguous(x), None if values is None else last_dim_contiguous(values)
+    net_in, net_out = nets(u1, b1, v1, c1, u2, b2, v2, c2)
     scale, readout = _float(scale), _float(readout)
     heads = net_in.inner.shape[0]
     assert (net_in.outer_bias is None) == (net_out.outer_bias is None)
-    states, plan = summed(x, values, net_in, table, first, size, torch.float32)
+    sums, plan = partial_sums(x, values, net_in, table, first, size)
+    states = plan.sum_pieces(sums, torch.float32)
     read = plan.matrices()
     hidden_state.middle_forward[plan.sequences, heads](
         states, net_in.outer, net_in.outer_bias, net_out.outer, net_out.outer_bias, scale, readout, read,
@@ -165,17 +179,19 @@ def forward(
 
 
 def backward(
-    dy: Tensor, saved: Sequence[Tensor], x: Tensor, values: Tensor | None, net_in: Nets, net_out: Nets,
-    scale: Tensor | None, readout: Tensor | None, gain: Tensor | None, table: Tensor | None, first: Tensor | None, size: int, full: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """saved: what `forward` gave beside y. Returns the gradients of x, values, [U; b] of the n nets [n, H, e + 1, e], [V; c]
+    dy: Tensor, states: Tensor, read: Tensor, z: Tensor, mean: Tensor, rstd: Tensor,
+    x: Tensor, values: Tensor | None, u1: Tensor, b1: Tensor | None, v1: Tensor, c1: Tensor | None, u2: Tensor | None, b2: Tensor | None,
+    v2: Tensor | None, c2: Tensor | None, scale: Tensor | None, readout: Tensor | None, gain: Tensor | None, bias: Tensor | None,
+    eps: float, table: Tensor | None, first: Tensor | None, size: int, full: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """states to rstd: what `forward` returned beside y. Returns the gradients of x, values, [U; b] of the n nets [n, H, e + 1, e], [V; c]
     as the first and as the second [H, rows, k], and the norm's [2, D].
 
     Two nets: a pass back through the output, one back through the states. One net for both: a light pass for the sums that
     the states' gradient needs, then one pass for all the rest, with eight products a token instead of ten."""
+    net_in, net_out = nets(u1, b1, v1, c1, u2, b2, v2, c2)
     tied, heads = net_out is net_in, net_in.inner.shape[0]
-    states, read, z, mean, rstd = saved
-    x, dy, values = lined(x), lined(dy), None if values is None else lined(values)
+    x, dy, values = last_dim_contiguous(x), last_dim_contiguous(dy), None if values is None else last_dim_contiguous(values)
     scale, readout = _float(scale), _float(readout)
     plan = Plan(x, heads, net_in.outer_bias is not None, table, first, size, BACKWARD_SLOTS)
     make = lambda: (torch.empty if full else torch.zeros)(x.shape, dtype=x.dtype, device=x.device)
@@ -188,7 +204,8 @@ def backward(
     du = torch.empty(1 if tied else 2, plan.pieces, heads, plan.e + 1, plan.e, dtype=torch.float32, device=x.device)
     cut = (x.shape[1], plan.size, plan.per_sequence, plan.sequences, x.stride(0), x.stride(1))
     if tied:
-        dread, _ = summed(x, dz, net_out, table, first, size, x.dtype)
+        sums, own = partial_sums(x, dz, net_out, table, first, size)
+        dread = own.sum_pieces(sums, x.dtype)
     else:
         parts = plan.parts(plan.rows)
         tile, warps, stages = OUTPUT_BACKWARD[plan.big]
@@ -196,7 +213,7 @@ def backward(
             x, dz, net_out.inner, net_out.inner_bias, read, table, parts, du[1],
             *cut, dz.stride(0), dz.stride(1), dx, heads, *plan.shape(tile), num_warps=warps, num_stages=stages,
         )  # fmt: skip
-        dread = plan.added(parts)
+        dread = plan.sum_pieces(parts)
     dstates = plan.matrices()
     dhidden, active = (x.new_empty(heads, net_in.outer.shape[2], plan.sequences * plan.e) for _ in range(2))
     hidden_state.middle_backward[plan.sequences, heads](

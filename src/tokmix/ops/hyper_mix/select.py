@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from enum import Enum
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,25 @@ WIDEST_NORM = 8192  # channels one program can hold
 WIDE_PAYS = 1.5
 
 
+class Body(Enum):
+    """How HyperMixing is computed."""
+
+    NARROW_HEADS = "narrow heads"  # kernels that keep a head's matrices on chip
+    SHORT_SEQUENCES = "short sequences"  # kernels that keep a sequence's hidden state on chip
+    WIDE_HEADS = "wide heads"  # large products with kernels between them
+    REASSOCIATED = "re-associated"  # plain torch, few operations for long sequences
+    TEXTBOOK = "textbook"  # plain torch, as the paper writes it
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether it reads a padded or packed batch as it is; the others take whole rows."""
+        return self in (Body.NARROW_HEADS, Body.SHORT_SEQUENCES)
+
+    def matmul_flops(self, queries: int, keys: int, heads: int, e: int, k: int, shared: bool, inner: int | None = None) -> int:
+        form = reference if self in (Body.SHORT_SEQUENCES, Body.TEXTBOOK) else reassociated
+        return form.matmul_flops(queries, keys, heads, e, k, shared, inner)
+
+
 class Norm(NamedTuple):
     """LayerNorm over the full width."""
 
@@ -32,15 +52,42 @@ class Norm(NamedTuple):
     eps: float
 
 
-def has_kernel(x: Tensor, net: Net, longest: int) -> bool:
-    """Whether `mix` would run a kernel on x [B, T, D] that takes `chunks`. longest: the longest sequence."""
-    return _has_heads(x, net, longest) or is_short(x, net, longest)
+def select_body(x: Tensor, net: Net, *, tied: bool, normed: bool, longest: int | None = None) -> Body:
+    """The body for x [B, T, D]. tied: one net for both generated matrices; normed: a norm follows; longest: tokens of the longest
+    sequence, T where None."""
+    length = x.shape[1] if longest is None else longest
+    if _on_gpu(x):
+        if _has_heads(x, net, length):
+            return Body.NARROW_HEADS
+        if is_short(x, net, length):
+            return Body.SHORT_SEQUENCES
+        if _is_wide(x, net, tied, normed):
+            return Body.WIDE_HEADS
+    return _in_torch(x, x, net, tied)
+
+
+def _in_torch(queries: Tensor, keys: Tensor, net: Net, shared: bool) -> Body:
+    """Whichever takes fewer operations. An export of any length has one form for all lengths, the textbook's."""
+    heads, inner, k = net.outer.shape
+    lengths = (queries.shape[1], keys.shape[1])
+    if any(isinstance(length, torch.SymInt) for length in lengths):
+        return Body.TEXTBOOK
+    pays = reassociated.pays(*lengths, heads, net.inner.shape[1], k, shared, inner, gpu=queries.is_cuda)
+    return Body.REASSOCIATED if pays else Body.TEXTBOOK
+
+
+def expected(length: int, heads: int, e: int, k: int, tied: bool, inner: int, gpu: bool) -> Body:
+    """The body that `select_body` chooses for sequences of that length where no kernel for narrow heads fits, for estimates of cost."""
+    sizes = (length, length, heads, e, k, tied, inner)
+    if gpu and HAS_TRITON and _short_pays(length, heads, e, k, inner):
+        return Body.SHORT_SEQUENCES
+    if reassociated.pays(*sizes, gpu=gpu):
+        return Body.REASSOCIATED
+    return Body.WIDE_HEADS if gpu and HAS_TRITON and _wide_pays(*sizes) else Body.TEXTBOOK
 
 
 def _has_heads(x: Tensor, net: Net, longest: int) -> bool:
     """Whether the kernels for heads run, which are first choice from SHORTEST tokens on."""
-    if not _on_gpu(x):
-        return False
     (_, e, inner), dtype = net.inner.shape, _dtype(x, net)
     wide = dtype == torch.float32
     # A head's matrices stay on chip.
@@ -84,47 +131,64 @@ def mix(
     chunks: Chunks | None = None,
     longest: int | None = None,
     real: Tensor | None = None,
+    body: Body | None = None,
 ) -> Tensor:
-    """x [B, T, D] -> readout * W2 · GELU(scale * W1ᵀ x), then the norm. net_out None: tied. tokens: what the nets see,
-    x where None. scale, readout: a number for each sequence, [S] or [1]. chunks, longest, real [B, T]: where sequences
-    stand, how long the longest is, where tokens are, for kernels alone; the result is zero outside of them. Without these
-    every row is one whole sequence."""
-    longest = x.shape[1] if longest is None else longest
-    if _has_heads(x, net_in, longest):
-        return _kernel(x, net_in, net_out, tokens, scale, readout, norm, chunks)
-    if is_short(x, net_in, longest):
-        return _short(x, net_in, net_out, tokens, scale, readout, norm, chunks, longest, real)
-    assert chunks is None, "ask has_kernel first: everything else takes whole rows"
-    if _is_wide(x, net_in, net_out, norm):
-        return _wide(x, net_in, net_out, tokens, scale, readout, norm)
+    """x [B, T, D] -> readout * W2 · GELU(scale * W1ᵀ x), then the norm.
+
+    net_out               None: tied
+    tokens                what the nets see; x where None
+    scale, readout        a number for each sequence, [S] or [1]
+    chunks, longest, real where sequences stand, how long the longest is, where tokens are [B, T], for a body that takes chunks. The
+                          result is zero outside of them. Without these every row is one whole sequence.
+    body                  what `select_body` answered; asked here where None
+    """
+    tied = net_out is None or net_out is net_in
+    if body is None:
+        body = select_body(x, net_in, tied=tied, normed=norm is not None, longest=longest)
+    if chunks is not None and not body.takes_chunks:
+        raise ValueError(f"HyperMixing by {body.value} takes whole rows, not chunks: ask `select_body` first")
+    gain, bias, eps = (None, None, 0.0) if norm is None else norm
+    if body is Body.SHORT_SEQUENCES:
+        dtype = _dtype(x, net_in)
+        w_in, w_out = _generate_both(x if tokens is None else tokens, dtype, net_in, None if tied else net_out, chunks, real)
+        table, full = (None, True) if chunks is None else (chunks.table, chunks.full)
+        most = x.shape[1] if longest is None else longest
+        given = (x.to(dtype), w_in, w_out, scale, readout, gain, bias)
+        return short_op.forward.entry(*given)(*given, eps, table, most, full)[0]
+    if body in (Body.NARROW_HEADS, Body.WIDE_HEADS):
+        dtype = _dtype(x, net_in)
+        seen, values = (x, None) if tokens is None else (tokens, x.to(dtype))
+        second = (None, None, None, None) if tied or net_out is None else net_out
+        nets = (seen.to(dtype), values, *net_in, *second, scale, readout, gain, bias)
+        if body is Body.WIDE_HEADS:
+            return wide_op.forward.entry(*nets)(*nets, eps)[0]
+        table, first, size, full = (None, None, 0, True) if chunks is None else chunks
+        return op.forward.entry(*nets)(*nets, eps, table, first, size, full)[0]
     tokens, net_out = x if tokens is None else tokens, net_in if net_out is None else net_out
-    y = hyper_mix(tokens, tokens, x, net_in, net_out, None if scale is None else scale[:, None, None, None])
+    y = _plain(body, tokens, tokens, x, net_in, net_out, None if scale is None else scale[:, None, None, None])
     y = y if readout is None else y * readout[:, None, None].to(y.dtype)
     return y if norm is None else F.layer_norm(y, y.shape[-1:], norm.gain, norm.bias, norm.eps)
 
 
 def hyper_mix(queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_out: Net, scale: Tensor | None = None) -> Tensor:
-    """The reference's contract in plain torch: textbook or re-associated, whichever takes fewer operations; textbook with short
-    sequences on a CPU a few at a time."""
-    heads, inner, k = net_in.outer.shape
-    shared = net_out is net_in and queries is keys
-    sizes = (queries.shape[1], keys.shape[1], heads, net_in.inner.shape[1], k, shared, inner)
-    any_length = any(isinstance(length, torch.SymInt) for length in sizes[:2])  # an export: one form for all of them
-    if not any_length and reassociated.pays(*sizes, gpu=queries.is_cuda):
+    """The reference's contract in plain torch, in the form that takes fewer operations."""
+    body = _in_torch(queries, keys, net_in, net_out is net_in and queries is keys)
+    return _plain(body, queries, keys, values, net_in, net_out, scale)
+
+
+def _plain(body: Body, queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_out: Net, scale: Tensor | None) -> Tensor:
+    if body is Body.REASSOCIATED:
         return reassociated.hyper_mix(queries, keys, values, net_in, net_out, scale)
     w_in, w_out = reference.generate_both(queries, keys, net_in, net_out)
-    values = reference.split_heads(values, heads)
-    body = cached if not any_length and cached.pays(w_in, values) and forced() != "reference" else reference
-    return reference.merge_heads(body.mix(w_in, w_out, values, scale))
+    values = reference.split_heads(values, w_in.shape[1])
+    any_length = any(isinstance(x.shape[1], torch.SymInt) for x in (queries, keys))
+    few = not any_length and forced() != "reference" and cached.pays(w_in, values)
+    return reference.merge_heads((cached if few else reference).mix(w_in, w_out, values, scale))
 
 
 def matmul_flops(queries: int, keys: int, heads: int, e: int, k: int, shared: bool, inner: int, gpu: bool) -> int:
-    """Of mixing without a kernel for heads, in the form that it would take."""
-    sizes = (queries, keys, heads, e, k, shared, inner)
-    if gpu and HAS_TRITON and queries == keys and _short_pays(keys, heads, e, k, inner):
-        return reference.matmul_flops(*sizes)
-    fewer = reassociated.pays(*sizes, gpu=gpu) or (gpu and HAS_TRITON and _wide_pays(*sizes))
-    return (reassociated if fewer else reference).matmul_flops(*sizes)
+    """Of self-mixing (queries == keys) without a kernel for narrow heads."""
+    return expected(keys, heads, e, k, shared, inner, gpu).matmul_flops(queries, keys, heads, e, k, shared, inner)
 
 
 def _wide_pays(queries: int, keys: int, heads: int, e: int, k: int, shared: bool, inner: int) -> bool:
@@ -132,14 +196,11 @@ def _wide_pays(queries: int, keys: int, heads: int, e: int, k: int, shared: bool
     return (heads == 1 or e >= NARROWEST) and reassociated.matmul_flops(*sizes) <= WIDE_PAYS * reference.matmul_flops(*sizes)
 
 
-def _is_wide(x: Tensor, net_in: Net, net_out: Net | None, norm: Norm | None) -> bool:
+def _is_wide(x: Tensor, net_in: Net, tied: bool, normed: bool) -> bool:
     """Whether large products with kernels between them are the body for x [B, T, D]."""
-    if not _on_gpu(x):
-        return False
     (heads, e, inner), k, T = net_in.inner.shape, net_in.outer.shape[2], x.shape[1]
-    tied = net_out is None or net_out is net_in
     # Sequences, and in one kernel their heads, are an axis of a grid.
-    fits = x.numel() > 0 and x.shape[0] * heads <= DEEPEST and (norm is None or x.shape[2] <= WIDEST_NORM)
+    fits = x.numel() > 0 and x.shape[0] * heads <= DEEPEST and (not normed or x.shape[2] <= WIDEST_NORM)
     pays = forced() == "triton" or _wide_pays(T, T, heads, e, k, tied, inner)
     return use_triton(x, _dtype(x, net_in), fits=fits and pays)
 
@@ -148,51 +209,15 @@ def _dtype(x: Tensor, net: Net) -> torch.dtype:
     return autocast_dtype(x) or torch.promote_types(x.dtype, net.inner.dtype)
 
 
-def _kernel(
-    x: Tensor,
-    net_in: Net,
-    net_out: Net | None,
-    tokens: Tensor | None,
-    scale: Tensor | None,
-    readout: Tensor | None,
-    norm: Norm | None,
-    chunks: Chunks | None,
-) -> Tensor:
-    table, first, size, full = (None, None, 0, True) if chunks is None else chunks
-    given = _arguments(x, net_in, net_out, tokens, scale, readout, norm)
-    return op.run(*given, table, first, size, full)[0]
-
-
-def _wide(
-    x: Tensor, net_in: Net, net_out: Net | None, tokens: Tensor | None, scale: Tensor | None, readout: Tensor | None, norm: Norm | None
-) -> Tensor:
-    return wide_op.run(*_arguments(x, net_in, net_out, tokens, scale, readout, norm))[0]
-
-
-def _short(
-    x: Tensor,
-    net_in: Net,
-    net_out: Net | None,
-    tokens: Tensor | None,
-    scale: Tensor | None,
-    readout: Tensor | None,
-    norm: Norm | None,
-    chunks: Chunks | None,
-    longest: int,
-    real: Tensor | None,
-) -> Tensor:
-    dtype, tied = _dtype(x, net_in), net_out is None or net_out is net_in
-    table, full = (None, True) if chunks is None else (chunks.table, chunks.full)
-    assert chunks is None or chunks.size >= longest, "a sequence is one piece"
-    seen = (x if tokens is None else tokens).to(dtype)
-    if not full:
+def _generate_both(
+    seen: Tensor, dtype: torch.dtype, net_in: Net, net_out: Net | None, chunks: Chunks | None, real: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The generated matrices for the kernels of short sequences, [H, B * T, k]; the second is None where both are the same."""
+    seen = seen.to(dtype)
+    if chunks is not None and not chunks.full and real is not None:
         # The nets see every row, and nothing times NaN would be NaN in their gradients.
-        assert real is not None
         seen = torch.where(real[:, :, None], seen, 0)
-    w_in = _generated(seen, net_in, dtype)
-    w_out = None if tied or net_out is None else _generated(seen, net_out, dtype)
-    gain, bias, eps = (None, None, 0.0) if norm is None else norm
-    return short_op.run(x.to(dtype), w_in, w_out, scale, readout, gain, bias, eps, table, longest, full)[0]
+    return _generated(seen, net_in, dtype), None if net_out is None else _generated(seen, net_out, dtype)
 
 
 def _generated(x: Tensor, net: Net, dtype: torch.dtype) -> Tensor:
@@ -210,14 +235,3 @@ def _affine(x: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
         return torch.addmm(bias[0], x[0], weights[0])[None]
     y = torch.bmm(x, weights)
     return y if bias is None else y + bias[:, None]
-
-
-def _arguments(
-    x: Tensor, net_in: Net, net_out: Net | None, tokens: Tensor | None, scale: Tensor | None, readout: Tensor | None, norm: Norm | None
-) -> tuple[Any, ...]:
-    """What the ops that take nets begin with."""
-    dtype = _dtype(x, net_in)
-    seen, values = (x, None) if tokens is None else (tokens, x.to(dtype))
-    second = (None, None, None, None) if net_out is None or net_out is net_in else net_out
-    gain, bias, eps = (None, None, 0.0) if norm is None else norm
-    return seen.to(dtype), values, *net_in, *second, scale, readout, gain, bias, eps

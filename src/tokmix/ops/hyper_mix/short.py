@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,7 +59,7 @@ class Plan:
         self.tiles = cdiv(self.e, self.tile.channels)
         self.grid = (self.sequences, self.heads, self.tiles)
 
-    def constants(self, scale: Tensor | None, readout: Tensor | None) -> tuple[Any, ...]:
+    def constants(self, scale: Tensor | None, readout: Tensor | None) -> tuple[object, ...]:
         """That kernels end with."""
         one = lambda factors: factors is None or factors.shape[0] == 1
         # tf32x3: as exact as single precision, by three products of halves.
@@ -77,17 +76,14 @@ def _float(scale: Tensor | None) -> Tensor | None:
     return None if scale is None else scale.float().contiguous()
 
 
-def _lined(*tensors: Tensor | None) -> list[Any]:
-    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
-
-
 def forward(
     x: Tensor, w1: Tensor, w2: Tensor | None, scale: Tensor | None, readout: Tensor | None, gain: Tensor | None, bias: Tensor | None,
     eps: float, table: Tensor | None, longest: int, full: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """x [B, T, D], w1, w2 [H, B * T, k] (w2 None: the same) -> y, and for the backward pass, where there is a norm, its input and
     the means and 1 / deviations of its rows."""
-    x, w1, w2, table = _lined(x, w1, w2, table)
+    x, w1 = x.contiguous(), w1.contiguous()
+    w2, table = None if w2 is None else w2.contiguous(), None if table is None else table.contiguous()
     scale, readout = _float(scale), _float(readout)
     plan = Plan(x, w1, table, longest, FORWARD)
     new = torch.empty if full else torch.zeros
@@ -105,16 +101,17 @@ def forward(
 
 
 def backward(
-    dy: Tensor, saved: Sequence[Tensor], x: Tensor, w1: Tensor, w2: Tensor | None, scale: Tensor | None, readout: Tensor | None,
-    gain: Tensor | None, table: Tensor | None, longest: int, full: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """saved: what `forward` gave beside y. Returns the gradients of x, w1 (of both where w2 is None), w2 and the norm [2, D]."""
-    x, w1, w2, table = _lined(x, w1, w2, table)
+    dy: Tensor, z: Tensor, mean: Tensor, rstd: Tensor, x: Tensor, w1: Tensor, w2: Tensor | None, scale: Tensor | None,
+    readout: Tensor | None, gain: Tensor | None, bias: Tensor | None, eps: float, table: Tensor | None, longest: int, full: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """z, mean, rstd: from `forward`. Returns the gradients of x, w1 (of both where w2 is None), w2 and the norm [2, D]."""
+    x, w1 = x.contiguous(), w1.contiguous()
+    w2, table = None if w2 is None else w2.contiguous(), None if table is None else table.contiguous()
     scale, readout = _float(scale), _float(readout)
     if gain is None:
         dz, norm = dy.contiguous(), x.new_empty(0, x.shape[2], dtype=torch.float32)
     else:
-        dz, norm = layer_norm.backward(dy, saved[0], gain, *saved[1:])
+        dz, norm = layer_norm.backward(dy, z, gain, mean, rstd)
     plan = Plan(x, w1, table, longest, BACKWARD if dispatch.room(x.device) >= H100 else BACKWARD_SMALL)
     new = torch.empty if full else torch.zeros
     dx = new(x.shape, dtype=x.dtype, device=x.device)

@@ -11,7 +11,6 @@ p and h are kept for the backward pass: making them again costs a product. The t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch import Tensor
 from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters may be told)
 from tokmix.ops.dispatch import processors
 from tokmix.ops.hyper_mix.kernels import wide_heads as kernels
-from tokmix.ops.hyper_mix.launch import KINDS, Nets
+from tokmix.ops.hyper_mix.launch import KINDS, Nets, nets
 from tokmix.ops.hyper_mix.reassociated import loses_digits
 from tokmix.ops.kernels.partials import added
 from tokmix.ops.sizes import cdiv, next_power_of_2
@@ -116,7 +115,7 @@ def joined(first: Tensor | None, second: Tensor | None, tied: bool) -> Tensor | 
     return first if tied else torch.cat([first, second], dim=-1)
 
 
-def gelu_forward(p: Tensor, bias: Tensor | None, kind: Any) -> Tensor:
+def gelu_forward(p: Tensor, bias: Tensor | None, kind: object) -> Tensor:
     """[H, rows, width]"""
     heads, total, width = p.shape
     h = torch.empty_like(p)
@@ -127,7 +126,7 @@ def gelu_forward(p: Tensor, bias: Tensor | None, kind: Any) -> Tensor:
     return h
 
 
-def gelu_backward(p: Tensor, grads: Sequence[Tensor], bias: Tensor | None, kind: Any) -> tuple[Tensor, Tensor]:
+def gelu_backward(p: Tensor, grads: Sequence[Tensor], bias: Tensor | None, kind: object) -> tuple[Tensor, Tensor]:
     """p [H, rows, n i], for each of the n nets dh [H, rows, i] -> dp like p and, in float32, the bias's [H, n i]."""
     heads, total, width = p.shape
     i = width // len(grads)
@@ -191,7 +190,7 @@ def norm_backward(dy: Tensor, z: Tensor, r: Tensor | None, gain: Tensor, mean: T
     return dz, added(sums[:2].flatten(1, 2)), added(sums[2])
 
 
-def _middle(size: Sizes, net: Nets, tile: int, scale: Tensor | None, readout: Tensor | None) -> tuple[Any, ...]:
+def _middle(size: Sizes, net: Nets, tile: int, scale: Tensor | None, readout: Tensor | None) -> tuple[object, ...]:
     one = lambda factors: factors is None or factors.shape[0] == 1
     return size.B * size.e, size.heads, size.e, size.k, one(scale), one(readout), size.kind, tile, tile_of(size.k, MIDDLE_TILE)
 
@@ -201,10 +200,12 @@ def _float(scale: Tensor | None) -> Tensor | None:
 
 
 def forward(
-    x: Tensor, values: Tensor | None, net_in: Nets, net_out: Nets, scale: Tensor | None, readout: Tensor | None,
-    gain: Tensor | None, bias: Tensor | None, eps: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    x: Tensor, values: Tensor | None, u1: Tensor, b1: Tensor | None, v1: Tensor, c1: Tensor | None, u2: Tensor | None, b2: Tensor | None,
+    v2: Tensor | None, c2: Tensor | None, scale: Tensor | None, readout: Tensor | None, gain: Tensor | None, bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """x, values [B, T, D] -> y, and for the backward pass: p, h, states, m, hidden, read, z, r, mean and 1 / deviation."""
+    net_in, net_out = nets(u1, b1, v1, c1, u2, b2, v2, c2)
     tied = net_out is net_in
     size = Sizes(x, net_in, tied)
     H, B, T, e, i = size.heads, size.B, size.T, size.e, size.i
@@ -239,15 +240,17 @@ def forward(
 
 
 def backward(
-    dy: Tensor, saved: Sequence[Tensor], x: Tensor, values: Tensor | None, net_in: Nets, net_out: Nets,
-    scale: Tensor | None, readout: Tensor | None, gain: Tensor | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """saved: what `forward` gave beside y. Returns the gradients of x, values, U [H, e, n i] and b [H, n i] of the n nets
+    dy: Tensor, p: Tensor, h: Tensor, states: Tensor, m: Tensor, hidden: Tensor, read: Tensor, z: Tensor, r: Tensor, mean: Tensor,
+    rstd: Tensor, x: Tensor, values: Tensor | None, u1: Tensor, b1: Tensor | None, v1: Tensor, c1: Tensor | None, u2: Tensor | None,
+    b2: Tensor | None, v2: Tensor | None, c2: Tensor | None, scale: Tensor | None, readout: Tensor | None, gain: Tensor | None,
+    bias: Tensor | None, eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """`p` to `rstd` are what `forward` returned beside y. Returns the gradients of x, values, U [H, e, n i] and b [H, n i] of the n nets
     side by side, V of each [H, i, k], c of both [2, H, k] and the norm's [2, D]."""
+    net_in, net_out = nets(u1, b1, v1, c1, u2, b2, v2, c2)
     tied = net_out is net_in
     size = Sizes(x, net_in, tied)
     H, B, T, D, e, i, k = size.heads, size.B, size.T, size.D, size.e, size.i, size.k
-    p, h, states, m, hidden, read, z, r, mean, rstd = saved
     scale, readout = _float(scale), _float(readout)
     x, values = x.contiguous(), None if values is None else values.contiguous()
     biased = net_in.outer_bias is not None

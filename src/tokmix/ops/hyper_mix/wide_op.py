@@ -1,41 +1,72 @@
-"""HyperMixing with wide heads as a custom op: torch.compile, autograd and operation counters take it whole.
-
-Importing this needs torch alone; the kernels are loaded when the op first runs.
-"""
+"""HyperMixing with wide heads as a custom op. Importing this needs torch alone; the kernels are loaded when the op first runs."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tokmix.ops.fast_call import direct, on_its_device, quick, where_asked
-from tokmix.ops.hyper_mix.op import NETS, nets
+from tokmix.ops.fast_call import Context, Gradients, KernelOp, no_gradients, on_its_device, restore, save
 from tokmix.ops.hyper_mix.reassociated import loses_digits
 
-_REST = "Tensor? scale, Tensor? readout, Tensor? gain, Tensor? bias, float eps"
-_SAVED = "Tensor p, Tensor h, Tensor states, Tensor m, Tensor hidden, Tensor read, Tensor z, Tensor r, Tensor mean, Tensor rstd"
-_OUT = ", ".join(["Tensor"] * 11)
+
+class Inputs(NamedTuple):
+    """Of the op, in order. A net is U, b, V, c; the second one is empty where both are the same."""
+
+    x: Tensor
+    values: Tensor | None
+    u1: Tensor
+    b1: Tensor | None
+    v1: Tensor
+    c1: Tensor | None
+    u2: Tensor | None
+    b2: Tensor | None
+    v2: Tensor | None
+    c2: Tensor | None
+    scale: Tensor | None
+    readout: Tensor | None
+    gain: Tensor | None
+    bias: Tensor | None
+    eps: float
 
 
+class Saved(NamedTuple):
+    """For the backward pass; n nets. What belongs to a bias, or to a norm, is empty without one."""
+
+    p: Tensor  # [H, B * T, n i], x U
+    h: Tensor  # [H, B * T, n i], GELU(p + b)
+    states: Tensor  # [H, B * e, i], or 2 i in two factors
+    m: Tensor  # [B, D], the sum of the tokens
+    hidden: Tensor  # [H, B * e, k]
+    read: Tensor  # [H, B * e, i]
+    z: Tensor  # [B, T, D], the norm's input
+    r: Tensor  # [B, D], what the second net's bias adds to it
+    mean: Tensor  # [B * T]
+    rstd: Tensor  # [B * T]
+
+
+@torch.library.custom_op("tokmix::wide_hyper_mix", mutates_args=())
 @on_its_device
-def _wide_hyper_mix(x: Tensor, values: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+def wide_hyper_mix(
+    x: Tensor, values: Tensor | None, u1: Tensor, b1: Tensor | None, v1: Tensor, c1: Tensor | None, u2: Tensor | None, b2: Tensor | None,
+    v2: Tensor | None, c2: Tensor | None, scale: Tensor | None, readout: Tensor | None, gain: Tensor | None, bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     from tokmix.ops.hyper_mix import wide
 
-    return wide.forward(x, values, *nets(*rest[:8]), *rest[8:])
-
-
-wide_hyper_mix = torch.library.custom_op(
-    "tokmix::wide_hyper_mix", _wide_hyper_mix, mutates_args=(), schema=f"(Tensor x, Tensor? values, {NETS}, {_REST}) -> ({_OUT})"
-)
+    return wide.forward(x, values, u1, b1, v1, c1, u2, b2, v2, c2, scale, readout, gain, bias, eps)
 
 
 @wide_hyper_mix.register_fake
-def _(x: Tensor, values: Tensor | None, u1: Tensor, b1: Any, v1: Tensor, c1: Any, u2: Any, *rest: Any) -> tuple[Tensor, ...]:
+def _(
+    x: Tensor, values: Tensor | None, u1: Tensor, b1: Tensor | None, v1: Tensor, c1: Tensor | None, u2: Tensor | None, b2: Tensor | None,
+    v2: Tensor | None, c2: Tensor | None, scale: Tensor | None, readout: Tensor | None, gain: Tensor | None, bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
     B, T, D = x.shape
     H, e, i = u1.shape
-    k, gain, width = v1.shape[2], rest[5], i if u2 is None else 2 * i
+    k, width = v1.shape[2], i if u2 is None else 2 * i
     wide = lambda *shape: x.new_empty(*shape, dtype=torch.float32)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tokens = [x.new_empty(H, B * T, width) for _ in range(2)]
@@ -48,25 +79,27 @@ def _(x: Tensor, values: Tensor | None, u1: Tensor, b1: Any, v1: Tensor, c1: Any
     return y, *tokens, states, m, hidden, read, torch.empty_like(y), wide(0) if c1 is None else wide(B, D), wide(B * T), wide(B * T)
 
 
+@torch.library.custom_op("tokmix::wide_hyper_mix_backward", mutates_args=())
 @on_its_device
-def _wide_hyper_mix_backward(dy: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def wide_hyper_mix_backward(
+    dy: Tensor, p: Tensor, h: Tensor, states: Tensor, m: Tensor, hidden: Tensor, read: Tensor, z: Tensor, r: Tensor, mean: Tensor,
+    rstd: Tensor, x: Tensor, values: Tensor | None, u1: Tensor, b1: Tensor | None, v1: Tensor, c1: Tensor | None, u2: Tensor | None,
+    b2: Tensor | None, v2: Tensor | None, c2: Tensor | None, scale: Tensor | None, readout: Tensor | None, gain: Tensor | None,
+    bias: Tensor | None, eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     from tokmix.ops.hyper_mix import wide
 
-    saved, (x, values), weights, (scale, readout, gain, _, _) = rest[:10], rest[10:12], rest[12:20], rest[20:]
-    return wide.backward(dy, saved, x, values, *nets(*weights), scale, readout, gain)
-
-
-wide_hyper_mix_backward = torch.library.custom_op(
-    "tokmix::wide_hyper_mix_backward",
-    _wide_hyper_mix_backward,
-    mutates_args=(),
-    schema=f"(Tensor dy, {_SAVED}, Tensor x, Tensor? values, {NETS}, {_REST}) -> ({', '.join(['Tensor'] * 8)})",
-)
+    given = (x, values, u1, b1, v1, c1, u2, b2, v2, c2, scale, readout, gain, bias, eps)
+    return wide.backward(dy, p, h, states, m, hidden, read, z, r, mean, rstd, *given)
 
 
 @wide_hyper_mix_backward.register_fake
-def _(dy: Tensor, p: Tensor, h: Tensor, states: Tensor, m: Tensor, hidden: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    read, x, values, gain = rest[0], rest[5], rest[6], rest[17]
+def _(
+    dy: Tensor, p: Tensor, h: Tensor, states: Tensor, m: Tensor, hidden: Tensor, read: Tensor, z: Tensor, r: Tensor, mean: Tensor,
+    rstd: Tensor, x: Tensor, values: Tensor | None, u1: Tensor, b1: Tensor | None, v1: Tensor, c1: Tensor | None, u2: Tensor | None,
+    b2: Tensor | None, v2: Tensor | None, c2: Tensor | None, scale: Tensor | None, readout: Tensor | None, gain: Tensor | None,
+    bias: Tensor | None, eps: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
     H, _, i = read.shape
     D, width, k = x.shape[2], p.shape[2], hidden.shape[2]
     wide = lambda *shape: x.new_empty(*shape, dtype=torch.float32)
@@ -76,31 +109,26 @@ def _(dy: Tensor, p: Tensor, h: Tensor, states: Tensor, m: Tensor, hidden: Tenso
     return dx, dvalues, x.new_empty(H, D // H, width), wide(H, width), *outer, wide(2, H, k), wide(0 if gain is None else 2, D)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors = [value if isinstance(value, Tensor) else None for value in inputs]
-    ctx.given, ctx.eps = len(inputs), inputs[-1]
-    ctx.save_for_backward(*tensors, *output[1:])
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)  # no zeros for what has no gradient
+def _keep(ctx: Context, inputs: tuple[object, ...], output: tuple[Tensor, ...]) -> None:
+    save(ctx, inputs, output[1:])
 
 
-@where_asked
-def _differentiate(ctx: Any, dy: Tensor, *unused: None) -> tuple[Any, ...]:
-    kept = ctx.saved_tensors  # asked for once: checkpointing allows no more
-    inputs, saved = [*kept[: ctx.given - 1], ctx.eps], kept[ctx.given :]
-    _, values, u1, b1, v1, c1, u2, b2, v2, c2, _, _, gain, *_ = inputs
-    dx, dvalues, du, db, dv1, dv2, dc, dnorm = _run_backward(dy, *saved, *inputs)
-    i = u1.shape[2]
+def _gradients(ctx: Context, dy: Tensor | None, *unused: None) -> Gradients:
+    if dy is None:
+        return no_gradients(ctx)
+    given, saved = restore(ctx, Inputs, Saved)
+    dx, dvalues, du, db, dv1, dv2, dc, dnorm = backward.entry(dy, *saved, *given)(dy, *saved, *given)
+    i = given.u1.shape[2]
     like = lambda grad, weight: None if weight is None else grad.to(weight.dtype)
-    if u2 is None:
-        grads = [like(du, u1), like(db, b1), like(dv1 + dv2, v1), None if c1 is None else like(dc[0] + dc[1], c1), None, None, None, None]
+    if given.u2 is None:
+        nets = [like(du, given.u1), like(db, given.b1), like(dv1 + dv2, given.v1)]
+        nets += [None if given.c1 is None else like(dc[0] + dc[1], given.c1), None, None, None, None]
     else:
-        grads = [like(du[..., :i], u1), like(db[..., :i], b1), like(dv1, v1), like(dc[0], c1)]
-        grads += [like(du[..., i:], u2), like(db[..., i:], b2), like(dv2, v2), like(dc[1], c2)]
-    of_norm = (None, None) if gain is None else dnorm.to(gain.dtype).unbind()
-    return dx, None if values is None else dvalues, *grads, None, None, *of_norm, None
+        nets = [like(du[..., :i], given.u1), like(db[..., :i], given.b1), like(dv1, given.v1), like(dc[0], given.c1)]
+        nets += [like(du[..., i:], given.u2), like(db[..., i:], given.b2), like(dv2, given.v2), like(dc[1], given.c2)]
+    norm = (None, None) if given.gain is None else dnorm.to(given.gain.dtype).unbind()
+    return dx, None if given.values is None else dvalues, *nets, None, None, *norm, None
 
 
-wide_hyper_mix.register_autograd(_differentiate, setup_context=_keep)
-_run_backward = direct(wide_hyper_mix_backward, _wide_hyper_mix_backward)
-run = quick(wide_hyper_mix, _wide_hyper_mix, _keep, _differentiate)
+forward = KernelOp[tuple[Tensor, ...]](wide_hyper_mix, "tokmix.ops.hyper_mix.wide:forward", _keep, _gradients)
+backward = KernelOp[tuple[Tensor, ...]](wide_hyper_mix_backward, "tokmix.ops.hyper_mix.wide:backward")

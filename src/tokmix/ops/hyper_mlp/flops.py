@@ -3,8 +3,6 @@ before it count, not the empty halves of tiles; one product, whatever factors it
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
@@ -25,7 +23,16 @@ def _ranks(down1: Shape | None, down2: Shape | None) -> tuple[int, int]:
 
 @register_flop_formula(torch.ops.tokmix.hyper_mlp)
 def hyper_mlp(
-    q: Shape, k: Shape, v: Shape, down1: Any, up1: Any, diagonal1: Any, control1: Any, down2: Any, *rest: Any, **kwargs: Any
+    q: Shape,
+    k: Shape,
+    v: Shape,
+    down1: Shape | None,
+    up1: object,
+    diagonal1: object,
+    control1: object,
+    down2: Shape | None,
+    *rest: object,
+    **kwargs: object,
 ) -> int:
     """Scores in each of three passes (two without a first bank), u once and its way back twice; y, w and o."""
     r1, r2 = _ranks(down1, down2)
@@ -34,8 +41,8 @@ def hyper_mlp(
 
 @register_flop_formula(torch.ops.tokmix.hyper_mlp_backward)
 def hyper_mlp_backward(
-    do: Shape, o: Any, u: Any, y: Any, shrink: Any, q: Shape, k: Shape, v: Shape,
-    down1: Any, up1: Any, diagonal1: Any, control1: Any, down2: Any, *rest: Any, **kwargs: Any,
+    do: Shape, o: object, u: object, y: object, shrink: object, q: Shape, k: Shape, v: Shape,
+    down1: Shape | None, up1: object, diagonal1: object, control1: object, down2: Shape | None, *rest: object, **kwargs: object,
 ) -> int:  # fmt: skip
     """Scores, dq and dk; dw and dv. Of the first bank h, E, dz and two gradients, of the second G, da, w and two gradients."""
     r1, r2 = _ranks(down1, down2)

@@ -35,10 +35,10 @@ class Parts(NamedTuple):
 def parts(down: Tensor | None, up: Tensor | None, diagonal: Tensor | None, control: Tensor | None) -> Parts:
     if down is None or up is None or diagonal is None or control is None:
         return Parts(None, None, None, None)
-    return Parts(down.float().contiguous(), up.mT.float().contiguous(), diagonal.float().contiguous(), lined(control))
+    return Parts(down.float().contiguous(), up.mT.float().contiguous(), diagonal.float().contiguous(), last_dim_contiguous(control))
 
 
-def lined(x: Tensor) -> Tensor:
+def last_dim_contiguous(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -108,7 +108,7 @@ def forward(
     down2: Tensor | None, up2: Tensor | None, diagonal2: Tensor | None, control2: Tensor | None, lag: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """o [B, H, T, f], and for the backward pass u [B, Hq, T, r], y [B, H, T, r] and 1 / ‖h‖ [B, H, T]."""
-    q, k, v = lined(q), lined(k), lined(v)
+    q, k, v = last_dim_contiguous(q), last_dim_contiguous(k), last_dim_contiguous(v)
     first, second = parts(down1, up1, diagonal1, control1), parts(down2, up2, diagonal2, control2)
     plan = Plan(q, v, first, second, lag)
     o, u, y, shrink = by_token(v), plan.sums(plan.score_heads, first), plan.sums(plan.H, second), plan.empty(plan.B, plan.H, plan.T)

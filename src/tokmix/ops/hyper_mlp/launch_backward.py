@@ -16,7 +16,7 @@ from tokmix.ops.dispatch import processors
 from tokmix.ops.hyper_mlp import launch
 from tokmix.ops.hyper_mlp.kernels import backward as kernels
 from tokmix.ops.hyper_mlp.kernels import backward_sums
-from tokmix.ops.hyper_mlp.launch import Parts, Plan, by_token, lined, padded, parts, strides
+from tokmix.ops.hyper_mlp.launch import Parts, Plan, by_token, last_dim_contiguous, padded, parts, strides
 from tokmix.ops.sizes import cdiv
 
 SCRATCH = 2**28  # bytes; a stripe is one tile of queries at least
@@ -102,7 +102,7 @@ def backward(
     down2: Tensor | None, up2: Tensor | None, diagonal2: Tensor | None, control2: Tensor | None, lag: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k, v, then A, B, p and s of both banks; empty where there is none."""
-    do, q, k, v = lined(do), lined(q), lined(k), lined(v)
+    do, q, k, v = last_dim_contiguous(do), last_dim_contiguous(q), last_dim_contiguous(k), last_dim_contiguous(v)
     first, second = parts(down1, up1, diagonal1, control1), parts(down2, up2, diagonal2, control2)
     plan = Plan(q, v, first, second, lag)
     delta = torch.empty_like(shrink)

@@ -5,16 +5,32 @@ Importing this needs torch alone; the kernels are loaded when an op first runs.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tokmix.ops.fast_call import on_its_device
+from tokmix.ops.fast_call import Context, Gradients, KernelOp, on_its_device
 
-_BANK = "Tensor? down{0}, Tensor? up{0}, Tensor? diagonal{0}, Tensor? control{0}"
-_GIVEN = f"Tensor q, Tensor k, Tensor v, {_BANK.format(1)}, {_BANK.format(2)}, bool lag"
-_GRADIENTS = ", ".join(["Tensor"] * 11)
+
+class Kept(NamedTuple):
+    """For the backward pass: the outputs (o, and u, y, 1 / ‖h‖ in float32), then the inputs."""
+
+    o: Tensor
+    u: Tensor
+    y: Tensor
+    shrink: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    down1: Tensor | None
+    up1: Tensor | None
+    diagonal1: Tensor | None
+    control1: Tensor | None
+    down2: Tensor | None
+    up2: Tensor | None
+    diagonal2: Tensor | None
+    control2: Tensor | None
 
 
 def _by_token(like: Tensor) -> Tensor:
@@ -22,53 +38,69 @@ def _by_token(like: Tensor) -> Tensor:
     return like.new_empty(B, T, H, n).transpose(1, 2)
 
 
-@torch.library.custom_op("tokmix::hyper_mlp", mutates_args=(), schema=f"({_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)")
+@torch.library.custom_op("tokmix::hyper_mlp", mutates_args=())
 @on_its_device
-def hyper_mlp(*given: Any) -> tuple[Tensor, ...]:
+def hyper_mlp(
+    q: Tensor, k: Tensor, v: Tensor,
+    down1: Tensor | None, up1: Tensor | None, diagonal1: Tensor | None, control1: Tensor | None,
+    down2: Tensor | None, up2: Tensor | None, diagonal2: Tensor | None, control2: Tensor | None, lag: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """q [B, Hq, T, e], k, v [B, H, T, f]; banks cut to T -> o, and what the backward pass needs: u, y, 1 / ‖h‖ in float32."""
     from tokmix.ops.hyper_mlp import launch
 
-    return launch.forward(*given)
+    return launch.forward(q, k, v, down1, up1, diagonal1, control1, down2, up2, diagonal2, control2, lag)
 
 
 @hyper_mlp.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _(
+    q: Tensor, k: Tensor, v: Tensor,
+    down1: Tensor | None, up1: Tensor | None, diagonal1: Tensor | None, control1: Tensor | None,
+    down2: Tensor | None, up2: Tensor | None, diagonal2: Tensor | None, control2: Tensor | None, lag: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     B, H, T, _ = v.shape
     new = lambda *shape: v.new_empty(shape, dtype=torch.float32)
-    sums = [new(0) if control is None else new(*control.shape) for control in (rest[3], rest[7])]
-    return _by_token(v), *sums, new(B, H, T)
+    u, y = (new(0) if control is None else new(*control.shape) for control in (control1, control2))
+    return _by_token(v), u, y, new(B, H, T)
 
 
-@torch.library.custom_op(
-    "tokmix::hyper_mlp_backward",
-    mutates_args=(),
-    schema=f"(Tensor do, Tensor o, Tensor u, Tensor y, Tensor shrink, {_GIVEN}) -> ({_GRADIENTS})",
-)
+@torch.library.custom_op("tokmix::hyper_mlp_backward", mutates_args=())
 @on_its_device
-def hyper_mlp_backward(*given: Any) -> tuple[Tensor, ...]:
+def hyper_mlp_backward(
+    do: Tensor, o: Tensor, u: Tensor, y: Tensor, shrink: Tensor, q: Tensor, k: Tensor, v: Tensor,
+    down1: Tensor | None, up1: Tensor | None, diagonal1: Tensor | None, control1: Tensor | None,
+    down2: Tensor | None, up2: Tensor | None, diagonal2: Tensor | None, control2: Tensor | None, lag: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     from tokmix.ops.hyper_mlp import launch_backward
 
-    return launch_backward.backward(*given)
+    return launch_backward.backward(  # type: ignore[return-value]
+        do, o, u, y, shrink, q, k, v, down1, up1, diagonal1, control1, down2, up2, diagonal2, control2, lag
+    )
 
 
 @hyper_mlp_backward.register_fake
-def _(do: Tensor, o: Tensor, u: Tensor, y: Tensor, shrink: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _(
+    do: Tensor, o: Tensor, u: Tensor, y: Tensor, shrink: Tensor, q: Tensor, k: Tensor, v: Tensor,
+    down1: Tensor | None, up1: Tensor | None, diagonal1: Tensor | None, control1: Tensor | None,
+    down2: Tensor | None, up2: Tensor | None, diagonal2: Tensor | None, control2: Tensor | None, lag: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
     found = [_by_token(q), _by_token(k), _by_token(v)]
-    for bank in (rest[:4], rest[4:8]):
+    for bank in ((down1, up1, diagonal1, control1), (down2, up2, diagonal2, control2)):
         found += [v.new_empty(0 if x is None else x.shape, dtype=torch.float32 if x is None else x.dtype) for x in bank]
     return tuple(found)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*output, *inputs[:-1])
-    ctx.lag = inputs[-1]
+def _keep(ctx: Context, inputs: tuple[object, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    *tensors, lag = inputs
+    ctx.numbers = (lag,)
+    ctx.save_for_backward(*output, *tensors)  # type: ignore[arg-type]
     ctx.mark_non_differentiable(*output[1:])
 
 
-def _differentiate(ctx: Any, do: Tensor, *unused: Any) -> tuple[Any, ...]:
-    kept = ctx.saved_tensors  # asked for once: checkpointing allows no more
-    found = hyper_mlp_backward(do, *kept, ctx.lag)
-    return *(None if x is None else dx for x, dx in zip(kept[4:], found, strict=True)), None
+def _gradients(ctx: Context, do: Tensor, *unused: Tensor) -> Gradients:
+    kept = Kept(*ctx.saved_tensors)
+    found = backward.entry(do, *kept)(do, *kept, *ctx.numbers)
+    return *(None if x is None else dx for x, dx in zip(kept[Kept._fields.index("q") :], found, strict=True)), None
 
 
-hyper_mlp.register_autograd(_differentiate, setup_context=_keep)
+forward = KernelOp[tuple[Tensor, ...]](hyper_mlp, "tokmix.ops.hyper_mlp.launch:forward", _keep, _gradients)
+backward = KernelOp[tuple[Tensor, ...]](hyper_mlp_backward, "tokmix.ops.hyper_mlp.launch_backward:backward")

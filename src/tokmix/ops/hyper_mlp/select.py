@@ -22,7 +22,8 @@ def hyper_mlp(
     if not use_triton(v, dtype, query_at is None and _fits(q, k, v, first, second, limit, dtype)):
         return reference.hyper_mlp(q, k, v, query_at, first, second, lag, limit)
     banks = [part for bank in (first, second) for part in _cut(bank, v.shape[2])]
-    return op.hyper_mlp(q.to(dtype), k.to(dtype), v.to(dtype), *banks, lag)[0]
+    given = (q.to(dtype), k.to(dtype), v.to(dtype), *banks)
+    return op.forward.entry(*given)(*given, lag)[0]
 
 
 def _fits(q: Tensor, k: Tensor, v: Tensor, first: Bank | None, second: Bank | None, limit: int, dtype: torch.dtype) -> bool:

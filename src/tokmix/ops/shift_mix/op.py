@@ -1,219 +1,155 @@
-"""Shift mixing as custom ops: torch.compile, autograd and operation counters take the kernels whole.
+"""Shift mixing with weights a channel or a head as custom ops, with and without a LayerNorm before and a residual around it.
 
-Importing this needs torch alone; the kernels are loaded when an op first runs. `where` is always (shift, table,
-places), see `tiles.Where`.
+Importing this needs torch alone; the kernels are loaded when an op first runs. Every op ends with where the partners of a token
+stand: shift (of all heads), table [H] (where heads have shifts of their own) and places [2, B, T] (where sequences end).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tokmix.ops.fast_call import direct, on_its_device, quick, where_asked
-
-WHERE = "int shift, Tensor? table, Tensor? places"
+from tokmix.ops.fast_call import Context, Gradients, KernelOp, on_its_device, restore, save
 
 
 def like(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty(x.shape, dtype=dtype, device=x.device)
 
 
-def _result(x: Tensor, weights: list[Tensor]) -> torch.dtype:
-    """What torch would promote a product of both to."""
-    return torch.promote_types(x.dtype, weights[0].dtype)
-
-
-def _per_weight(channels: Tensor, weights: list[Tensor]) -> list[Tensor]:
-    """Gradients per channel [n, D] -> one for each weight, [H, e] or [H, 1]."""
-    heads, width = weights[0].shape
+def _per_weight(channels: Tensor, a: Tensor, count: int) -> Gradients:
+    """Gradients per channel [n, D] -> one for each weight, [H, e] or [H, 1], and None for a third one that is not there."""
+    heads, width = a.shape
     grouped = channels.unflatten(1, (heads, -1))
     if width != grouped.shape[2]:
         grouped = grouped.sum(2, keepdim=True)
-    return list(grouped.to(weights[0].dtype).unbind())
+    return *grouped.to(a.dtype).unbind(), *[None] * (3 - count)
+
+
+class Nothing(NamedTuple):
+    """Nothing made in the forward pass is kept."""
 
 
 # ---------------------------------------------------------------- weighted: ab and vector
+class Inputs(NamedTuple):
+    """Of `shift_mix`, in order. c is None where tokens have earlier partners alone."""
+
+    x: Tensor
+    a: Tensor
+    b: Tensor
+    c: Tensor | None
+    shift: int
+    table: Tensor | None
+    places: Tensor | None
+
+
+@torch.library.custom_op("tokmix::shift_mix", mutates_args=())
 @on_its_device
-def _shift_mix(x: Tensor, weights: list[Tensor], *where: Any) -> Tensor:
-    from tokmix.ops.shift_mix.kernels import tiles
-    from tokmix.ops.shift_mix.kernels import weighted as kernels
+def shift_mix(x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, shift: int, table: Tensor | None, places: Tensor | None) -> Tensor:
+    from tokmix.ops.shift_mix.kernels import weighted
 
-    return kernels.forward(x, weights, tiles.Where(*where), _result(x, weights))
-
-
-shift_mix = torch.library.custom_op(
-    "tokmix::shift_mix", _shift_mix, mutates_args=(), schema=f"(Tensor x, Tensor[] weights, {WHERE}) -> Tensor"
-)
+    return weighted.forward(x, a, b, c, shift, table, places)
 
 
 @shift_mix.register_fake
-def _(x: Tensor, weights: list[Tensor], *where: Any) -> Tensor:
-    return like(x, _result(x, weights))
+def _(x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, shift: int, table: Tensor | None, places: Tensor | None) -> Tensor:
+    return like(x, torch.promote_types(x.dtype, a.dtype))
 
 
+@torch.library.custom_op("tokmix::shift_mix_backward", mutates_args=())
 @on_its_device
-def _shift_mix_backward(dy: Tensor, x: Tensor, weights: list[Tensor], *where: Any) -> tuple[Tensor, Tensor]:
-    from tokmix.ops.shift_mix.kernels import tiles
-    from tokmix.ops.shift_mix.kernels import weighted as kernels
+def shift_mix_backward(
+    dy: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, shift: int, table: Tensor | None, places: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    from tokmix.ops.shift_mix.kernels import weighted
 
-    return kernels.backward(dy, x, weights, tiles.Where(*where))
-
-
-shift_mix_backward = torch.library.custom_op(
-    "tokmix::shift_mix_backward",
-    _shift_mix_backward,
-    mutates_args=(),
-    schema=f"(Tensor dy, Tensor x, Tensor[] weights, {WHERE}) -> (Tensor, Tensor)",
-)
+    return weighted.backward(dy, x, a, b, c, shift, table, places)
 
 
 @shift_mix_backward.register_fake
-def _(dy: Tensor, x: Tensor, weights: list[Tensor], *where: Any) -> tuple[Tensor, Tensor]:
-    return like(x, x.dtype), x.new_empty(len(weights), x.shape[2], dtype=torch.float32)
+def _(
+    dy: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, shift: int, table: Tensor | None, places: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return like(x, x.dtype), x.new_empty(2 if c is None else 3, x.shape[2], dtype=torch.float32)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weights, ctx.shift, table, places = inputs
-    ctx.save_for_backward(x, table, places, *weights)
+def _keep(ctx: Context, inputs: tuple[object, ...], output: Tensor) -> None:
+    save(ctx, inputs)
 
 
-def _differentiate(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    x, table, places, *weights = ctx.saved_tensors
-    dx, channels = _run_backward(dy, x, weights, ctx.shift, table, places)
-    return dx, _per_weight(channels, weights), None, None, None
+def _gradients(ctx: Context, dy: Tensor) -> Gradients:
+    given, _ = restore(ctx, Inputs, Nothing)
+    dx, channels = backward.entry(dy, *given)(dy, *given)
+    return dx, *_per_weight(channels, given.a, len(channels)), None, None, None
 
 
-shift_mix.register_autograd(_differentiate, setup_context=_keep)
-_run_backward = direct(shift_mix_backward, _shift_mix_backward)
-run = quick(shift_mix, _shift_mix, _keep, _differentiate, listed=1)
+forward = KernelOp[Tensor](shift_mix, "tokmix.ops.shift_mix.kernels.weighted:forward", _keep, _gradients)
+backward = KernelOp[tuple[Tensor, ...]](shift_mix_backward, "tokmix.ops.shift_mix.kernels.weighted:backward")
 
 
 # ---------------------------------------------------------------- LayerNorm, weighted, residual
+class NormInputs(NamedTuple):
+    """Of `norm_shift_mix`, in order."""
+
+    x: Tensor
+    a: Tensor
+    b: Tensor
+    c: Tensor | None
+    gain: Tensor
+    bias: Tensor
+    eps: float
+    shift: int
+    table: Tensor | None
+    places: Tensor | None
+
+
+@torch.library.custom_op("tokmix::norm_shift_mix", mutates_args=())
 @on_its_device
-def _norm_shift_mix(x: Tensor, weights: list[Tensor], gain: Tensor, bias: Tensor, eps: float, *where: Any) -> Tensor:
-    from tokmix.ops.shift_mix.kernels import norm_weighted as kernels
-    from tokmix.ops.shift_mix.kernels import tiles
+def norm_shift_mix(
+    x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, gain: Tensor, bias: Tensor, eps: float,
+    shift: int, table: Tensor | None, places: Tensor | None,
+) -> Tensor:  # fmt: skip
+    from tokmix.ops.shift_mix.kernels import norm_weighted
 
-    return kernels.forward(x, weights, gain, bias, eps, tiles.Where(*where), _result(x, weights))
-
-
-norm_shift_mix = torch.library.custom_op(
-    "tokmix::norm_shift_mix",
-    _norm_shift_mix,
-    mutates_args=(),
-    schema=f"(Tensor x, Tensor[] weights, Tensor gain, Tensor bias, float eps, {WHERE}) -> Tensor",
-)
+    return norm_weighted.forward(x, a, b, c, gain, bias, eps, shift, table, places)
 
 
 @norm_shift_mix.register_fake
-def _(x: Tensor, weights: list[Tensor], gain: Tensor, bias: Tensor, eps: float, *where: Any) -> Tensor:
-    return like(x, _result(x, weights))
+def _(
+    x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, gain: Tensor, bias: Tensor, eps: float,
+    shift: int, table: Tensor | None, places: Tensor | None,
+) -> Tensor:  # fmt: skip
+    return like(x, torch.promote_types(x.dtype, a.dtype))
 
 
+@torch.library.custom_op("tokmix::norm_shift_mix_backward", mutates_args=())
 @on_its_device
-def _norm_shift_mix_backward(
-    dy: Tensor, x: Tensor, weights: list[Tensor], gain: Tensor, bias: Tensor, eps: float, *where: Any
-) -> tuple[Tensor, Tensor]:
-    from tokmix.ops.shift_mix.kernels import norm_weighted as kernels
-    from tokmix.ops.shift_mix.kernels import tiles
+def norm_shift_mix_backward(
+    dy: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, gain: Tensor, bias: Tensor, eps: float,
+    shift: int, table: Tensor | None, places: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    from tokmix.ops.shift_mix.kernels import norm_weighted
 
-    return kernels.backward(dy, x, weights, gain, bias, eps, tiles.Where(*where))
-
-
-norm_shift_mix_backward = torch.library.custom_op(
-    "tokmix::norm_shift_mix_backward",
-    _norm_shift_mix_backward,
-    mutates_args=(),
-    schema=f"(Tensor dy, Tensor x, Tensor[] weights, Tensor gain, Tensor bias, float eps, {WHERE}) -> (Tensor, Tensor)",
-)
+    return norm_weighted.backward(dy, x, a, b, c, gain, bias, eps, shift, table, places)
 
 
 @norm_shift_mix_backward.register_fake
-def _(dy: Tensor, x: Tensor, weights: list[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
-    return like(x, x.dtype), x.new_empty(2 + len(weights), x.shape[2], dtype=torch.float32)
+def _(
+    dy: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, gain: Tensor, bias: Tensor, eps: float,
+    shift: int, table: Tensor | None, places: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return like(x, x.dtype), x.new_empty(4 if c is None else 5, x.shape[2], dtype=torch.float32)
 
 
-def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weights, gain, bias, ctx.eps, ctx.shift, table, places = inputs
-    ctx.save_for_backward(x, gain, bias, table, places, *weights)
+def _norm_gradients(ctx: Context, dy: Tensor) -> Gradients:
+    given, _ = restore(ctx, NormInputs, Nothing)
+    dx, channels = norm_backward.entry(dy, *given)(dy, *given)
+    if given.a.shape[1] > 1 and given.gain.dtype == given.a.dtype:
+        channels = channels.to(given.gain.dtype)  # one cast for all
+    dgain, dbias = channels[0].to(given.gain.dtype), channels[1].to(given.bias.dtype)
+    return dx, *_per_weight(channels[2:], given.a, len(channels) - 2), dgain, dbias, None, None, None, None
 
 
-def _differentiate_norm(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    x, gain, bias, table, places, *weights = ctx.saved_tensors
-    dx, channels = _run_norm_backward(dy, x, weights, gain, bias, ctx.eps, ctx.shift, table, places)
-    if weights[0].shape[1] > 1 and gain.dtype == weights[0].dtype:
-        channels = channels.to(gain.dtype)  # one cast for all
-    dgain, dbias = channels[0].to(gain.dtype), channels[1].to(bias.dtype)
-    return dx, _per_weight(channels[2:], weights), dgain, dbias, None, None, None, None
-
-
-norm_shift_mix.register_autograd(_differentiate_norm, setup_context=_keep_norm)
-_run_norm_backward = direct(norm_shift_mix_backward, _norm_shift_mix_backward)
-run_norm = quick(norm_shift_mix, _norm_shift_mix, _keep_norm, _differentiate_norm, listed=1)
-
-
-# ---------------------------------------------------------------- gate
-@on_its_device
-def _gate_shift_mix(x: Tensor, weight: Tensor, bias: Tensor, both_ways: bool, *where: Any) -> tuple[Tensor, Tensor]:
-    from tokmix.ops.shift_mix.kernels import gated as kernels
-    from tokmix.ops.shift_mix.kernels import tiles
-
-    return kernels.forward(x, weight, bias, tiles.Where(*where), both_ways)
-
-
-gate_shift_mix = torch.library.custom_op(
-    "tokmix::gate_shift_mix",
-    _gate_shift_mix,
-    mutates_args=(),
-    schema=f"(Tensor x, Tensor weight, Tensor bias, bool both_ways, {WHERE}) -> (Tensor, Tensor)",
-)
-
-
-@gate_shift_mix.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, both_ways: bool, *where: Any) -> tuple[Tensor, Tensor]:
-    heads, e = bias.shape
-    return like(x, x.dtype), x.new_empty(heads, x.shape[0] * x.shape[1], e)
-
-
-@on_its_device
-def _gate_shift_mix_backward(
-    dy: Tensor, x: Tensor, p: Tensor, weight: Tensor, bias: Tensor, both_ways: bool, *where: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    from tokmix.ops.shift_mix.kernels import gated as kernels
-    from tokmix.ops.shift_mix.kernels import tiles
-
-    return kernels.backward(dy, x, p, weight, bias, tiles.Where(*where), both_ways)
-
-
-gate_shift_mix_backward = torch.library.custom_op(
-    "tokmix::gate_shift_mix_backward",
-    _gate_shift_mix_backward,
-    mutates_args=(),
-    schema=f"(Tensor dy, Tensor x, Tensor p, Tensor weight, Tensor bias, bool both_ways, {WHERE}) -> (Tensor, Tensor, Tensor)",
-)
-
-
-@gate_shift_mix_backward.register_fake
-def _(dy: Tensor, x: Tensor, p: Tensor, weight: Tensor, bias: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return like(x, x.dtype), torch.empty_like(weight), bias.new_empty(bias.shape, dtype=torch.float32)
-
-
-def _keep_gate(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, bias, ctx.both_ways, ctx.shift, table, places = inputs
-    ctx.save_for_backward(x, output[1], weight, bias, table, places)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # no zeros for what has no gradient
-
-
-@where_asked
-def _differentiate_gate(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
-    x, p, weight, bias, table, places = ctx.saved_tensors
-    dx, dweight, dbias = _run_gate_backward(dy, x, p, weight, bias, ctx.both_ways, ctx.shift, table, places)
-    return dx, dweight, dbias.to(bias.dtype), None, None, None, None
-
-
-gate_shift_mix.register_autograd(_differentiate_gate, setup_context=_keep_gate)
-_run_gate_backward = direct(gate_shift_mix_backward, _gate_shift_mix_backward)
-run_gate = quick(gate_shift_mix, _gate_shift_mix, _keep_gate, _differentiate_gate)
+norm_forward = KernelOp[Tensor](norm_shift_mix, "tokmix.ops.shift_mix.kernels.norm_weighted:forward", _keep, _norm_gradients)
+norm_backward = KernelOp[tuple[Tensor, ...]](norm_shift_mix_backward, "tokmix.ops.shift_mix.kernels.norm_weighted:backward")

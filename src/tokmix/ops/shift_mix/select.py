@@ -22,7 +22,7 @@ WIDEST = 8192  # channels one program can hold
 def shift_mix(x: Tensor, weights: list[Tensor], shifts: tuple[int, ...], *, places: Tensor | None = None) -> Tensor:
     """a ⊙ x_t + b ⊙ x_{t-s} (+ c ⊙ x_{t+s}), zero at padding. Two or three weights, [H, e] or [H, 1] each."""
     if use_triton(x, _result(x, weights), fits=x.numel() > 0):
-        return op.run(x, weights, shifts[0], _table(x, shifts), places)
+        return op.forward.entry(x, *weights)(x, *_three(weights), shifts[0], _table(x, shifts), places)
     if inplace.fits(x, weights, shifts, places):
         return inplace.shift_mix(x.unflatten(-1, (len(shifts), -1)), weights, shifts[0]).flatten(2)
     heads = _real(x, places).unflatten(-1, (len(shifts), -1))  # [B, T, H, e]
@@ -42,7 +42,8 @@ def norm_shift_mix(
 ) -> Tensor:
     """x + shift_mix(LayerNorm(x)); at padding x itself."""
     if _fits_norm(x, weights):
-        return op.run_norm(x, weights, gain, bias, eps, shifts[0], _table(x, shifts), places)
+        given = (x, *_three(weights), gain, bias)
+        return op.norm_forward.entry(*given)(*given, eps, shifts[0], _table(x, shifts), places)
     normed = F.layer_norm(x, x.shape[-1:], gain, bias, eps)
     return x + shift_mix(normed, weights, shifts, places=places)
 
@@ -63,7 +64,8 @@ def matrix_shift_mix(x: Tensor, weights: list[Tensor], shifts: tuple[int, ...], 
     x = _real(x, places)  # a NaN at padding would otherwise reach the weights' gradients
     dtype = autocast_dtype(x) or _result(x, weights)
     if use_triton(x, dtype, fits=x.numel() > 0):
-        return matrix_op.run(x.to(dtype), [weight.to(dtype) for weight in weights], shifts[0], _table(x, shifts), places)
+        given = (x.to(dtype), *_three([weight.to(dtype) for weight in weights]))
+        return matrix_op.forward.entry(*given)(*given, shifts[0], _table(x, shifts), places)
     heads = x.unflatten(-1, (len(shifts), -1))
     return _real(reference.matrix(heads, _others(heads, shifts, places, len(weights) == 3), weights).flatten(2), places)
 
@@ -82,7 +84,8 @@ def gate_shift_mix(
     x = _real(x, places)  # a NaN at padding would otherwise reach dW
     dtype = autocast_dtype(x) or _result(x, [weight])
     if use_triton(x, dtype, fits=x.numel() > 0):
-        return op.run_gate(x.to(dtype), weight.to(dtype), bias, both_ways, shifts[0], _table(x, shifts), places)[0]
+        given = (x.to(dtype), weight.to(dtype), bias)
+        return matrix_op.gate_forward.entry(*given)(*given, both_ways, shifts[0], _table(x, shifts), places)[0]
     heads = x.unflatten(-1, (len(shifts), -1))
     y = reference.gated(heads, _others(heads, shifts, places, both_ways), weight, bias, both=False).flatten(2)
     return _real(y, places)
@@ -115,7 +118,8 @@ def step(
     one = lambda tensor: None if tensor is None else tensor.flatten().contiguous()
     if has_step_kernel(x, ring):
         given = (None if p is None else p[:, 0].contiguous(), one(gate_bias), one(gain), one(bias), eps, advance)
-        return step_op.run(x[:, 0], ring, position, new, weights or [], *given)[:, None]
+        tensors = (x[:, 0], ring, position, new, weights or [])
+        return step_op.forward.entry(*tensors, p)(*tensors, *given)[:, None]
     normed = x if norm is None else F.layer_norm(x, x.shape[-1:], gain, bias, eps)
     other = reference.exchange_(normed, ring, position, new, advance)
     if weights:
@@ -130,6 +134,11 @@ def step(
 
 def _result(x: Tensor, weights: list[Tensor]) -> torch.dtype:
     return torch.promote_types(x.dtype, weights[0].dtype)
+
+
+def _three(weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
+    a, b, *rest = weights
+    return a, b, rest[0] if rest else None
 
 
 def _table(x: Tensor, shifts: tuple[int, ...]) -> Tensor | None:

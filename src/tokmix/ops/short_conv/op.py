@@ -1,26 +1,19 @@
-"""The short convolution as a custom op: torch.compile, autograd and operation counters take the kernels whole.
-
-Importing this needs torch alone; the kernels are loaded when the op first runs.
-"""
+"""The short convolution as a custom op. Importing this needs torch alone; the kernels are loaded when the op first runs."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tokmix.ops.fast_call import direct, on_its_device, quick
+from tokmix.ops.fast_call import Context, Gradients, KernelOp, on_its_device
 
 
+@torch.library.custom_op("tokmix::short_conv", mutates_args=())
 @on_its_device
-def _short_conv(x: Tensor, weight: Tensor) -> Tensor:
-    from tokmix.ops.short_conv.kernels import depthwise as kernels
+def short_conv(x: Tensor, weight: Tensor) -> Tensor:
+    from tokmix.ops.short_conv.kernels import depthwise
 
-    return kernels.forward(x, weight)
-
-
-short_conv = torch.library.custom_op("tokmix::short_conv", _short_conv, mutates_args=(), schema="(Tensor x, Tensor weight) -> Tensor")
+    return depthwise.forward(x, weight)
 
 
 @short_conv.register_fake
@@ -28,16 +21,12 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
+@torch.library.custom_op("tokmix::short_conv_backward", mutates_args=())
 @on_its_device
-def _short_conv_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    from tokmix.ops.short_conv.kernels import depthwise as kernels
+def short_conv_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    from tokmix.ops.short_conv.kernels import depthwise
 
-    return kernels.backward(dy, x, weight)
-
-
-short_conv_backward = torch.library.custom_op(
-    "tokmix::short_conv_backward", _short_conv_backward, mutates_args=(), schema="(Tensor dy, Tensor x, Tensor weight) -> (Tensor, Tensor)"
-)
+    return depthwise.backward(dy, x, weight)
 
 
 @short_conv_backward.register_fake
@@ -46,16 +35,15 @@ def _(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), x.new_empty(K, D, dtype=torch.float32).mT
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep(ctx: Context, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+def _gradients(ctx: Context, dy: Tensor) -> Gradients:
     x, weight = ctx.saved_tensors
-    dx, dweight = _run_backward(dy, x, weight)
+    dx, dweight = backward.entry(dy, x, weight)(dy, x, weight)
     return dx, dweight.to(weight.dtype)
 
 
-short_conv.register_autograd(_differentiate, setup_context=_keep)
-_run_backward = direct(short_conv_backward, _short_conv_backward)
-run = quick(short_conv, _short_conv, _keep, _differentiate)
+forward = KernelOp[Tensor](short_conv, "tokmix.ops.short_conv.kernels.depthwise:forward", _keep, _gradients)
+backward = KernelOp[tuple[Tensor, ...]](short_conv_backward, "tokmix.ops.short_conv.kernels.depthwise:backward")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tokmix.ops.kernels.partials import added
 from tokmix.ops.kernels.rounding import put
-from tokmix.ops.shift_mix.kernels.tiles import Where, distances, neighbours, offsets, per_channel, row_strides, turns_and_programs
+from tokmix.ops.shift_mix.kernels.tiles import distances, neighbours, offsets, per_channel, row_strides, turns_and_programs
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
 FORWARD = (4, 4)  # rows and warps of a program: the fastest on an H200 at 512 channels
@@ -106,10 +106,11 @@ def by_heads(x: Tensor, heads: int) -> Tensor:
     return x.flatten(0, 1).unflatten(1, (heads, -1)).transpose(0, 1)
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor, where: Where, both_ways: bool) -> tuple[Tensor, Tensor]:
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor, both_ways: bool, shift: int, table: Tensor | None, places: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """x [B, T, D], weight [H, e, e], bias [H, e] -> y [B, T, D] and p [H, B * T, e]. x is finite at padding."""
     B, T, D = x.shape
-    shift, table, places = where
     heads = weight.shape[0]
     p = torch.bmm(by_heads(x, heads), weight)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -123,11 +124,10 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, where: Where, both_ways: bo
 
 
 def backward(
-    dy: Tensor, x: Tensor, p: Tensor, weight: Tensor, bias: Tensor, where: Where, both_ways: bool
+    dy: Tensor, p: Tensor, x: Tensor, weight: Tensor, bias: Tensor, both_ways: bool, shift: int, table: Tensor | None, places: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, weight and, in float32, bias."""
     B, T, D = x.shape
-    shift, table, places = where
     heads = weight.shape[0]
     x, *strides = row_strides(x)
     dy, *dy_strides = row_strides(dy)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokmix.ops.kernels.rounding import put
 from tokmix.ops.shift_mix.kernels.gated import by_heads
-from tokmix.ops.shift_mix.kernels.tiles import Where, distances, neighbours, offsets, row_strides
+from tokmix.ops.shift_mix.kernels.tiles import distances, neighbours, offsets, row_strides
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
 FORWARD = (4, 4)  # rows and warps of a program
@@ -69,10 +69,10 @@ def spread_out(
         tl.store(DQ + to + 2 * E, tl.load(DY + at - hop, mask=(before >= far) & wide, other=0.0), mask=inside)
 
 
-def forward(x: Tensor, weights: list[Tensor], where: Where) -> Tensor:
+def forward(x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, shift: int, table: Tensor | None, places: Tensor | None) -> Tensor:
     """x [B, T, D], weights [H, e, e] each -> [B, T, D]. x is finite at padding."""
     B, T, D = x.shape
-    shift, table, places = where
+    weights = [a, b] if c is None else [a, b, c]
     heads, n = weights[0].shape[0], len(weights)
     q = torch.bmm(by_heads(x, heads), torch.cat(weights, dim=2))
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -83,10 +83,12 @@ def forward(x: Tensor, weights: list[Tensor], where: Where) -> Tensor:
     return y
 
 
-def backward(dy: Tensor, x: Tensor, weights: list[Tensor], where: Where) -> tuple[Tensor, Tensor]:
+def backward(
+    dy: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, shift: int, table: Tensor | None, places: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """The gradients of x, and of the weights side by side, [H, e, n e]."""
     B, T, D = x.shape
-    shift, table, places = where
+    weights = [a, b] if c is None else [a, b, c]
     heads, n = weights[0].shape[0], len(weights)
     dy, *strides = row_strides(dy)
     dq = torch.empty(heads, B * T, n * D // heads, dtype=x.dtype, device=x.device)

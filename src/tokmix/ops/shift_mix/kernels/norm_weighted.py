@@ -19,14 +19,13 @@ from torch import Tensor
 from tokmix.ops.kernels.partials import added
 from tokmix.ops.kernels.rounding import put
 from tokmix.ops.shift_mix.kernels.tiles import (
-    Where,
     distances,
     neighbours,
     normalised,
     offsets,
+    optional_contiguous,
     per_channel,
     row_strides,
-    three,
     turns_and_programs,
 )
 from tokmix.ops.sizes import cdiv, next_power_of_2
@@ -159,13 +158,16 @@ def norm_backward(
     tl.store(to + step, tl.sum(dbias, 0), mask=cols < D)
 
 
-def forward(x: Tensor, weights: list[Tensor], gain: Tensor, bias: Tensor, eps: float, where: Where, dtype: torch.dtype) -> Tensor:
-    """As `triton.forward`, with the norm's gain and bias [D]."""
+def forward(
+    x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, gain: Tensor, bias: Tensor, eps: float,
+    shift: int, table: Tensor | None, places: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """As `weighted.forward`, with the norm's gain and bias [D]."""
     B, T, D = x.shape
-    shift, table, places = where
-    y = torch.empty(x.shape, dtype=dtype, device=x.device)
+    y = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, a.dtype), device=x.device)
     x, *strides = row_strides(x)
-    heads, width = weights[0].shape
+    heads, width = a.shape
+    weights = (a.contiguous(), b.contiguous(), optional_contiguous(c))
     rows, warps, per_processor, stages = FORWARD
     turns, programs = turns_and_programs(x, rows, per_processor)
     tile = next_power_of_2(D)
@@ -174,25 +176,28 @@ def forward(x: Tensor, weights: list[Tensor], gain: Tensor, bias: Tensor, eps: f
         mean, rstd = torch.empty(2, B * T, dtype=torch.float32, device=x.device)
         row_moments[(cdiv(B * T, rows),)](x, mean, rstd, B * T, T, *strides, eps, D, rows, tile, num_warps=warps)
     norm_forward[(programs,)](
-        x, *three(weights), gain.contiguous(), bias.contiguous(), table, places, mean, rstd, y, B * T, T, *strides, shift, turns, eps,
+        x, *weights, gain.contiguous(), bias.contiguous(), table, places, mean, rstd, y, B * T, T, *strides, shift, turns, eps,
         D, D // heads, width, rows, tile, stages, num_warps=warps,
     )  # fmt: skip
     return y
 
 
-def backward(dy: Tensor, x: Tensor, weights: list[Tensor], gain: Tensor, bias: Tensor, eps: float, where: Where) -> tuple[Tensor, Tensor]:
+def backward(
+    dy: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, gain: Tensor, bias: Tensor, eps: float,
+    shift: int, table: Tensor | None, places: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradient of x, and those of gain, bias and the weights per channel, [2 + n, D] in float32."""
     B, T, D = x.shape
-    shift, table, places = where
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     x, *strides = row_strides(x)
     dy, *dy_strides = row_strides(dy)
-    heads, width = weights[0].shape
+    heads, width = a.shape
+    weights = (a.contiguous(), b.contiguous(), optional_contiguous(c))
     rows, warps, per_processor, stages = BACKWARD
     turns, programs = turns_and_programs(x, rows, per_processor)
-    sums = torch.empty(2 + len(weights), programs, D, dtype=torch.float32, device=x.device)
+    sums = torch.empty(4 if c is None else 5, programs, D, dtype=torch.float32, device=x.device)
     norm_backward[(programs,)](
-        x, dy, *three(weights), gain.contiguous(), bias.contiguous(), table, places, dx, sums,
+        x, dy, *weights, gain.contiguous(), bias.contiguous(), table, places, dx, sums,
         B * T, T, *strides, *dy_strides, shift, turns, eps,
         D, D // heads, width, rows, next_power_of_2(D), stages, num_warps=warps,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tokmix.ops.kernels.rounding import put
 from tokmix.ops.shift_mix.kernels.tiles import normalised, per_channel
+from tokmix.ops.shift_mix.step_op import result_dtype
 from tokmix.ops.sizes import next_power_of_2
 
 
@@ -58,13 +59,13 @@ def step(
 
 def run(
     x: Tensor, ring: Tensor, position: Tensor, new: Tensor | None, weights: list[Tensor], gate: Tensor | None, gate_bias: Tensor | None,
-    gain: Tensor | None, bias: Tensor | None, eps: float, advance: bool, *, dtype: torch.dtype,
+    gain: Tensor | None, bias: Tensor | None, eps: float, advance: bool,
 ) -> Tensor:  # fmt: skip
     """x [B, D], ring [B, s, D], position and new [B] -> y [B, D]. weights [1, D] or [1, 1] each, gate [B, D] before its bias."""
     B, D = x.shape
     x = x if x.stride(1) == 1 else x.contiguous()
     assert ring.stride(2) == 1 and ring.stride(1) == D and position.is_contiguous()
-    y = torch.empty(B, D, dtype=dtype, device=x.device)
+    y = torch.empty(B, D, dtype=result_dtype(x, ring, weights, gate), device=x.device)
     a, b = (weight.contiguous() for weight in weights) if weights else (None, None)
     tile = next_power_of_2(D)
     step[(B,)](

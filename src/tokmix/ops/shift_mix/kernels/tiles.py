@@ -6,8 +6,6 @@ token, -1 at padding. Without it every row is one whole sequence.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -64,24 +62,14 @@ def normalised(x, wide, D: tl.constexpr, eps):
     return x * rstd, mean, rstd
 
 
-class Where(NamedTuple):
-    """Where the partners of a token stand."""
-
-    shift: int  # of all heads
-    table: Tensor | None  # [H], where heads have shifts of their own
-    places: Tensor | None  # [2, B, T]
-
-
 def row_strides(x: Tensor) -> tuple[Tensor, int, int]:
     """x [B, T, D] with neighbouring channels side by side in memory, and its other two strides."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     return x, x.stride(0), x.stride(1)
 
 
-def three(weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Two or three weights as three, each in one piece of memory."""
-    a, b, *rest = (weight.contiguous() for weight in weights)
-    return a, b, rest[0] if rest else None
+def optional_contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
 
 
 def turns_and_programs(x: Tensor, rows: int, per_processor: int) -> tuple[int, int]:

@@ -18,7 +18,15 @@ from torch import Tensor
 
 from tokmix.ops.kernels.partials import added
 from tokmix.ops.kernels.rounding import put
-from tokmix.ops.shift_mix.kernels.tiles import Where, distances, neighbours, offsets, per_channel, row_strides, three, turns_and_programs
+from tokmix.ops.shift_mix.kernels.tiles import (
+    distances,
+    neighbours,
+    offsets,
+    optional_contiguous,
+    per_channel,
+    row_strides,
+    turns_and_programs,
+)
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
 FORWARD = (8, 4)  # rows and warps of a program: the fastest on an H200 at 512 channels
@@ -87,35 +95,51 @@ def weighted_backward(
         tl.store(SUMS + 2 * step + kept, tl.sum(dc, 0), mask=cols < D)
 
 
-def forward(x: Tensor, weights: list[Tensor], where: Where, dtype: torch.dtype) -> Tensor:
-    """x [B, T, D], two or three weights [H, e] or [H, 1] -> [B, T, D]"""
+def forward(x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, shift: int, table: Tensor | None, places: Tensor | None) -> Tensor:
+    """x [B, T, D], weights [H, e] or [H, 1] each -> [B, T, D]"""
     B, T, D = x.shape
-    shift, table, places = where
-    y = torch.empty(x.shape, dtype=dtype, device=x.device)
+    y = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, a.dtype), device=x.device)
     x, *strides = row_strides(x)
-    heads, width = weights[0].shape
+    heads, width = a.shape
+    weights = (a.contiguous(), b.contiguous(), optional_contiguous(c))
     rows, warps = FORWARD
     tile = min(TILE, next_power_of_2(D))
     weighted_forward[cdiv(B * T, rows), cdiv(D, tile)](
-        x, *three(weights), table, places, y, B * T, T, *strides, shift, D, D // heads, width, rows, tile, num_warps=warps
+        x,
+        *weights,
+        table,
+        places,
+        y,
+        B * T,
+        T,
+        *strides,
+        shift,
+        D,
+        D // heads,
+        width,
+        rows,
+        tile,
+        num_warps=warps,
     )
     return y
 
 
-def backward(dy: Tensor, x: Tensor, weights: list[Tensor], where: Where) -> tuple[Tensor, Tensor]:
+def backward(
+    dy: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, shift: int, table: Tensor | None, places: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """The gradient of x, and those of the weights per channel, [n, D] in float32."""
     B, T, D = x.shape
-    shift, table, places = where
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     x, *strides = row_strides(x)
     dy, *dy_strides = row_strides(dy)
-    heads, width = weights[0].shape
+    heads, width = a.shape
+    weights = (a.contiguous(), b.contiguous(), optional_contiguous(c))
     rows, warps, per_processor, stages = BACKWARD
     turns, programs = turns_and_programs(x, rows, per_processor)
-    sums = torch.empty(len(weights), programs, D, dtype=torch.float32, device=x.device)
+    sums = torch.empty(2 if c is None else 3, programs, D, dtype=torch.float32, device=x.device)
     tile = min(TILE, next_power_of_2(D))
     weighted_backward[programs, cdiv(D, tile)](
-        x, dy, *three(weights), table, places, dx, sums, B * T, T, *strides, *dy_strides, shift, turns,
+        x, dy, *weights, table, places, dx, sums, B * T, T, *strides, *dy_strides, shift, turns,
         D, D // heads, width, rows, tile, stages, num_warps=warps,
     )  # fmt: skip
     return dx, added(sums)
