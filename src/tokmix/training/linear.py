@@ -29,10 +29,11 @@ ABSENT = "bag of words: not fitted, scikit-learn is not installed (pip install '
 ITERATIONS = 1000  # of liblinear, at most
 TERMS = 200_000  # of a vocabulary, the commonest
 SEARCH_ROWS, SEARCH_SECONDS = 30_000, 20.0  # settings are compared on so many rows, and no new one is tried after so long
+CHARACTER_TEXT = 2_000_000  # character n-grams are tried up to so much text: beyond, words are met often enough and n-grams take minutes
 LOGISTIC_CLASSES = 8  # logistic regression is tried up to so many classes: one fit a class takes long beyond
 WORDS = {"analyzer": "word", "ngram_range": [1, 2], "token_pattern": r"(?u)\w+|[^\w\s]"}
 CHARACTERS = {"analyzer": "char_wb", "ngram_range": [2, 5], "min_df": 3}
-GRID = {"svm": (0.1, 0.3, 1.0), "logistic": (4.0, 16.0), "ridge": (0.3, 1.0, 3.0)}
+GRID = {"svm": (0.1, 0.3, 1.0, 3.0), "logistic": (4.0, 16.0), "ridge": (0.3, 1.0, 3.0)}
 
 
 def available() -> bool:
@@ -232,7 +233,7 @@ def _search(
 
     run(kinds, _fitted_vectorizers(shown, False))
     best = sorted(tried, key=lambda one: -one["score"])[:2]
-    if time.monotonic() - began < SEARCH_SECONDS / 2:
+    if time.monotonic() - began < SEARCH_SECONDS / 2 and sum(map(len, texts)) <= CHARACTER_TEXT:
         run([Kind(one["kind"], one["C"], True) for one in best], _fitted_vectorizers(shown, True))
     top = max(tried, key=lambda one: one["score"])
     return Kind(top["kind"], top["C"], top["characters"]), tried
