@@ -23,6 +23,7 @@ _HOME = {
     "swap_attention": "core.adapt",
     "convert": "core.convert",
     "train": "api.fit",
+    "pretrain": "api.fit",
     "Run": "api.fit",
     "load": "api.model",
     "TrainedModel": "api.model",
@@ -35,7 +36,7 @@ __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
     from tokmix.api.costs import cost
-    from tokmix.api.fit import Run, train
+    from tokmix.api.fit import Run, pretrain, train
     from tokmix.api.model import TrainedModel, load
     from tokmix.api.search import compare, tune
     from tokmix.core.adapt import swap_attention

@@ -6,7 +6,9 @@ run.figures["accuracy"], run.model.predict("a fine film")
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 from tokmix.api.data import Data, as_path
 from tokmix.api.model import TrainedModel, load
-from tokmix.api.settings import Kept, output_folder, settings_of, told
+from tokmix.api.settings import Kept, full_names, output_folder, settings_of, told
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def train(
     config    a .json or .yaml file of settings, or the name of a recipe
     resume    go on with the run in `out`
     imports   files with mixers of your own
-    settings  as on the command line: stack="hsm*2", minutes=1, seed=0, epochs=3, pretrain=True, others by their full name,
+    settings  as on the command line: stack="hsm*2", minutes=1, seed=0, epochs=3, start="encoder" (--from), others by their full name,
               **{"model.dim": 64, "train.lr": 1e-3, "prepare.text": "review"}
 
     ValueError for what does not work. KeyboardInterrupt after Ctrl-C, with a checkpoint saved in `out`.
@@ -77,3 +79,58 @@ def train(
     with told(verbose), as_path(data) as path:
         record = run(path, folder, asked, resume=resume, imports=imports, quiet=not verbose)
     return Run(folder, dict(record), kept)
+
+
+# Masked language modelling of a running text, after Geiping & Goldstein (2022): packed windows, more tokens hidden, no dropout.
+PRETRAINING: dict[str, object] = {
+    "train.task": "mlm", "train.mask": 0.3, "train.lr": 1e-3, "model.dropout": 0.0, "model.length": 128, "train.evaluations": 10,
+}  # fmt: skip
+
+
+def pretrain(
+    texts: str | Path | Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    config: str | Path | None = None,
+    resume: bool = False,
+    imports: Sequence[str | Path] = (),
+    verbose: bool = False,
+    **settings: object,
+) -> Run:
+    """Train an encoder on plain text: it learns to find hidden tokens. `train(data, start=out)` starts from it.
+
+    texts     a file or folder of text, or several of them
+    settings  as of `train`, whose defaults for this are PRETRAINING; a config goes before those
+    """
+    from tokmix.training.settings import read_config
+
+    given = full_names(settings)
+    read = read_config(config) if config is not None else {}
+    known = {f"{group}.{name}" for group, part in read.items() if group != "about" for name in part}
+    defaults = {name: value for name, value in PRETRAINING.items() if name not in given and name not in known}
+    if given.get("train.task", "mlm") != "mlm":
+        raise ValueError(f"pretrain is train with train.task='mlm', and {given['train.task']!r} was given: use `tokmix train`")
+    with several(texts) as data:
+        return train(data, out, config=config, resume=resume, imports=imports, verbose=verbose, **{**defaults, **given})
+
+
+@contextmanager
+def several(texts: str | Path | Sequence[str | Path]) -> Iterator[str | Path]:
+    """One path for several files or folders of text: a temporary folder of links to them."""
+    paths = [texts] if isinstance(texts, (str, Path)) else list(texts)
+    if not paths:
+        raise ValueError("no text was given: name a file or a folder")
+    if len(paths) == 1:
+        yield paths[0]
+        return
+    for path in paths:
+        if not Path(path).exists():
+            raise ValueError(f"no file or folder {str(path)!r}")
+    with tempfile.TemporaryDirectory(prefix="tokmix-") as folder:
+        together = Path(folder) / "text"
+        together.mkdir()
+        for place, path in enumerate(paths):
+            for file in sorted(Path(path).rglob("*")) if Path(path).is_dir() else [Path(path)]:
+                if file.is_file():
+                    (together / f"{place:03}-{file.name}").symlink_to(file.resolve())
+        yield together

@@ -16,7 +16,7 @@ from tokmix.core.checks import nearest
 if TYPE_CHECKING:
     from tokmix.training.settings import Settings
 
-SHORT = {name: f"train.{name}" for name in ("seed", "minutes", "epochs", "pretrain")} | {
+SHORT = {name: f"train.{name}" for name in ("seed", "minutes", "epochs", "pretrain", "start")} | {
     "stack": "model.stack",
     "test": "prepare.test_file",
 }

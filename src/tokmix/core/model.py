@@ -28,7 +28,7 @@ from tokmix.core.segments import Rows, Segments, check_segments
 
 HEADS = ("classify", "regress", "tag", "span", "lm", "mlm", "none")
 Watch = Callable[[Tensor], None]  # is shown x [B, T, D] after the embedding and after each layer
-POOLINGS = ("mean", "max", "first")
+POOLINGS = ("mean", "max", "mean_max", "first")
 POSITIONS = ("none", "learned", "sinusoidal")
 
 
@@ -44,7 +44,7 @@ class ModelConfig:
     feed_forward_kind  gelu or swiglu
     dropout            at each layer's input
     positions          code added to the embedding: sinusoidal, learned, none
-    pooling            mean, max or first token of each sequence, for classify and regress
+    pooling            mean, max, both side by side (mean_max) or first token of each sequence, for classify and regress
     tie                lm and mlm: the output matrix is the embedding
     embedding_std      of the embedding's fresh weights, which are multiplied by its inverse as they are read: words begin at scale 1,
                        and the smaller it is, the fewer steps AdamW takes to move them. As an output matrix they want to be small, too.
@@ -158,7 +158,11 @@ class Model(nn.Module):
         if config.head == "none" or self._tied:
             return nn.Identity()
         outputs = {"classify": config.classes, "regress": 1, "tag": config.classes, "span": 2}.get(config.head, config.vocab)
-        return nn.Linear(config.dim, outputs, bias=config.head != "lm")
+        return nn.Linear(self._pooled_width if config.head in ("classify", "regress") else config.dim, outputs, bias=config.head != "lm")
+
+    @property
+    def _pooled_width(self) -> int:
+        return self.config.dim * (2 if self.config.pooling == "mean_max" else 1)
 
     def forward(self, ids: Tensor, segments: Segments | None = None) -> Tensor:
         return self.finish(self.hidden(ids, segments), None if segments is None else segments.to(ids.device))
@@ -239,9 +243,9 @@ class Model(nn.Module):
         return with_weights(self.embedding, lambda: nn.functional.linear(x, self.embedding.weight))
 
     def pool(self, x: Tensor, segments: Segments | None) -> Tensor:
-        """x [B, T, D] -> [S, D], one vector a sequence; zeros for one without tokens."""
+        """x [B, T, D] -> [S, D], one vector a sequence ([S, 2D] for mean_max); zeros for one without tokens."""
         if x.shape[0] == 0:
-            return x.new_zeros(0, x.shape[2])
+            return x.new_zeros(0, self._pooled_width)
         if segments is None:  # whole rows: nothing has to be looked up, which would stall a GPU
             lengths = torch.full((x.shape[0],), x.shape[1], device=x.device)
             return self._pool_rows(x, Rows(torch.ones(x.shape[:2], dtype=torch.bool, device=x.device), lengths))
@@ -249,13 +253,15 @@ class Model(nn.Module):
 
     def _pool_rows(self, x: Tensor, rows: Rows) -> Tensor:
         if x.shape[1] == 0:
-            return x.new_zeros(x.shape[0], x.shape[2])
+            return x.new_zeros(x.shape[0], self._pooled_width)
         if self.config.pooling == "first":
             return x[:, 0]
+        mean = x.sum(1) / rows.lengths.clamp(min=1)[:, None].to(x.dtype)
         if self.config.pooling == "mean":
-            return x.sum(1) / rows.lengths.clamp(min=1)[:, None].to(x.dtype)
+            return mean
         largest = x.masked_fill(~rows.mask[..., None], -torch.inf).amax(1)
-        return torch.where(rows.lengths[:, None] > 0, largest, 0)
+        largest = torch.where(rows.lengths[:, None] > 0, largest, 0)
+        return largest if self.config.pooling == "max" else torch.cat([mean, largest], -1)
 
     def init_state(self, batch: int) -> State:
         """The state before the first token, for `step`: of each layer, and each row's own position."""
@@ -322,7 +328,7 @@ class Model(nn.Module):
         elif config.head in ("tag", "span"):
             total += Cost(2 * length * config.dim * (config.classes if config.head == "tag" else 2))
         elif config.head in ("classify", "regress"):
-            total += Cost(2 * config.dim * (config.classes if config.head == "classify" else 1), length * config.dim)
+            total += Cost(2 * self._pooled_width * (config.classes if config.head == "classify" else 1), length * self._pooled_width)
         norm = 0 if config.layout == "post" else NORM * length * config.dim
         position = 1 if config.causal and config.head in ("lm", "none") else 0
         return total + Cost(0, norm, position)

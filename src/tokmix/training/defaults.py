@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokmix.data.card import Card
 from tokmix.data.prepare.targets import LABELLED
@@ -31,6 +31,7 @@ DEFAULTS = {
     "mlm": Default("hsm(variant='fusion')*2, hypermixing(heads=2, hidden=64)*2", "sinusoidal", 1.0, 1e-3, 0.1, 0.0),
     "lm": Default("hsm(variant='ab'), attention(heads=4), hsm(variant='ab'), attention(heads=4)", "sinusoidal", 1.0, 1e-3, 0.1, 0.0),
 }  # fmt: skip
+ENCODER = Default("", "none", 1.0, 3e-4, 0.1, 0.05, epochs=10)  # rows that start from a trained encoder
 HELD_ROWS, HELD_TOKENS = 5000, 200_000  # kept apart for model selection: a tenth of train, but no more than about this
 ROWS_SEEN, TOKENS_SEEN = 200_000, 20_000_000  # a default run reads about so many rows, or tokens of a running text ...
 FEWEST = 3  # ... but each row at least so many times
@@ -47,15 +48,18 @@ def is_pair(card: Card) -> bool:
     return len(card.columns.get("text") or ()) == 2
 
 
-def default_of(card: Card, task: str) -> Default:
+def default_of(card: Card, task: str, encoder: bool = False) -> Default:
+    """encoder: the run starts from a trained one."""
+    if encoder and task in LABELLED:
+        return replace(ENCODER, compare=is_pair(card))
     return DEFAULTS[task if task in DEFAULTS else "pair" if is_pair(card) else "single"]
 
 
-def default_epochs(card: Card, task: str, fraction: float) -> int:
+def default_epochs(card: Card, task: str, fraction: float, encoder: bool = False) -> int:
     """Of that share of the rows."""
     split = card.splits["train"]
     wanted = TOKENS_SEEN / max(split.tokens, 1) if card.stream else ROWS_SEEN / max(split.rows, 1)
-    most = max(default_of(card, task).epochs, _enough(card, fraction))
+    most = max(default_of(card, task, encoder).epochs, _enough(card, fraction))
     return min(max(round(wanted / fraction), FEWEST), most)
 
 

@@ -60,7 +60,7 @@ class Engine:
         self.parameters = list(self.model.parameters())
         self.optimizers = Optimizers(
             self.model.named_parameters(), work.lr, kind=self.train.optimizer, weight_decay=self.train.weight_decay,
-            betas=(0.9, self.train.beta2), capturable=self.eager is None,
+            betas=(0.9, self.train.beta2), capturable=self.eager is None, scales=work.rate_scales(self.model),
         )  # fmt: skip
         self.best: dict[str, Tensor] | None = None
         self.average = means(self.parameters) if work.average else []
@@ -81,7 +81,7 @@ class Engine:
 
     @torch.no_grad()
     def begin_with(self, weights: dict[str, Tensor]) -> None:
-        """In place of fresh weights those of a warm-up."""
+        """In place of fresh weights those of a warm-up or of an encoder."""
         known = self.model.state_dict()
         for name, full in weights.items():
             known[name].copy_(self.sharding.like(known[name], full))

@@ -8,11 +8,13 @@ A step can be captured as a CUDA graph: with `capturable` the rate is a tensor o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+Group = dict[str, Any]  # parameters of one rate and weight decay, as torch's optimizers take them
 ADAM = {"first": "exp_avg", "second": "exp_avg_sq"}  # name in a checkpoint -> name in the optimizer
 MOMENTUM = "momentum"
 ITERATION = (3.4445, -4.7750, 2.0315)  # coefficients of the Newton-Schulz iteration
@@ -23,8 +25,8 @@ class Muon(torch.optim.Optimizer):
     tensor too. It computes in float32 on a CPU, where bfloat16 is slow. The step is scaled to the size of AdamW's (Liu et al. 2025),
     so the same learning rate serves both."""
 
-    def __init__(self, params: Iterable[nn.Parameter], lr: float | Tensor, weight_decay: float, momentum: float = 0.95):
-        super().__init__(list(params), {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+    def __init__(self, params: Iterable[nn.Parameter] | Iterable[Group], lr: float | Tensor, weight_decay: float, momentum: float = 0.95):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -68,32 +70,40 @@ class Optimizers:
         betas: tuple[float, float] = (0.9, 0.999),
         decay_vectors: bool = False,
         capturable: bool = False,
+        scales: Mapping[str, float] | None = None,
     ):
+        """scales: by name, the share of the rate that a parameter learns at; 1 where it is not named."""
         self.named = list(named)
         device = self.named[0][1].device
-        self.rate: Tensor | None = torch.tensor(lr, device=device) if capturable else None
-        first: float | Tensor = lr if self.rate is None else self.rate
+        scale = {id(p): (scales or {}).get(name, 1.0) for name, p in self.named}
+        self.rates = {of: torch.tensor(lr * of, device=device) for of in scale.values()} if capturable else {}
         hidden = [p for name, p in self.named if kind == "muon" and is_hidden_matrix(name, p)]
         chosen = set(map(id, hidden))
         rest = [p for _, p in self.named if id(p) not in chosen]
         decayed = [p for p in rest if decay_vectors or p.dim() >= 2]
-        groups = [
-            {"params": decayed, "weight_decay": weight_decay},
-            {"params": [p for p in rest if not (decay_vectors or p.dim() >= 2)], "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]]
-        adamw = torch.optim.AdamW(groups, first, betas, fused=True, capturable=capturable and device.type == "cuda")  # type: ignore[arg-type]
+        vectors = [p for p in rest if not (decay_vectors or p.dim() >= 2)]
+
+        def groups(parameters: Sequence[nn.Parameter], decay: float) -> list[Group]:
+            parts: dict[float, list[nn.Parameter]] = {}
+            for parameter in parameters:
+                parts.setdefault(scale[id(parameter)], []).append(parameter)
+            return [
+                {"params": own, "weight_decay": decay, "lr": self.rates.get(of, lr * of), "scale": of} for of, own in sorted(parts.items())
+            ]
+
+        adamw = torch.optim.AdamW(
+            [*groups(decayed, weight_decay), *groups(vectors, 0.0)], lr, betas, fused=True, capturable=capturable and device.type == "cuda"
+        )
         self.parts: list[torch.optim.Optimizer] = [adamw]
         if hidden:
-            self.parts.append(Muon(hidden, first, weight_decay))
+            self.parts.append(Muon(groups(hidden, weight_decay), lr, weight_decay))
 
     def set_rate(self, lr: float) -> None:
-        if self.rate is not None:
-            self.rate.fill_(lr)
-            return
-        for part in self.parts:
+        for scale, rate in self.rates.items():
+            rate.fill_(lr * scale)
+        for part in self.parts if not self.rates else ():
             for group in part.param_groups:
-                group["lr"] = lr
+                group["lr"] = lr * group["scale"]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for part in self.parts:

@@ -18,6 +18,7 @@ from tokmix.data.card import Card
 from tokmix.data.prepare.pipeline import prepare, source_facts
 from tokmix.data.tokens import is_prepared
 from tokmix.runs.machine import memory_of
+from tokmix.training import encoder
 from tokmix.training.distributed import World
 from tokmix.training.settings import Settings
 
@@ -62,7 +63,12 @@ def check_not_late(data: str | Path, settings: dict[str, Any], prefix: str = "")
 
 
 def prepare_settings(settings: Settings) -> dict[str, Any]:
-    return settings.prepare if settings.train.task is None else {"task": settings.train.task, **settings.prepare}
+    given = settings.prepare if settings.train.task is None else {"task": settings.train.task, **settings.prepare}
+    if settings.train.start is None:
+        return given
+    if "tokenizer" in given:
+        raise ValueError("prepare.tokenizer comes from the encoder: leave it out, or train without --from")
+    return encoder.read(settings.train.start).preparation | given
 
 
 def token_folder(data: Path, out: Path) -> Path:

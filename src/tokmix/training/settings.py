@@ -28,7 +28,7 @@ class ModelSettings:
     feed_forward_kind: Literal["gelu", "swiglu"] = "gelu"
     dropout: float | None = None  # at each layer's input, the embedding included; None: by the kind of data
     positions: Literal["none", "learned", "sinusoidal"] | None = None  # None: by the kind of data
-    pooling: Literal["mean", "max", "first"] = "max"  # of rows
+    pooling: Literal["mean", "max", "mean_max", "first"] | None = None  # of rows; None: max, from an encoder mean_max
     embedding: float | None = None  # scale of fresh embeddings of rows; None: by the kind of data
     ngrams: int = 1  # rows: embeddings of n-grams up to this n
     buckets: int = 32768  # how many embeddings the n-grams share
@@ -62,6 +62,8 @@ class TrainSettings:
     packed: bool = False  # rows without padding, where every mixer of the stack offers it
     token_dropout: float | None = None  # share of the tokens hidden at each reading; None: by the kind of data
     label_smoothing: float = 0.0
+    start: str | None = None  # an encoder to start from: a folder of `pretrain`, or the name of a shipped one; --from for short
+    layer_decay: float | None = None  # each layer learns at this share of the rate of the one above it; None: 0.9 from an encoder, else 1
     pretrain: int | None = None  # epochs of a warm-up, finding hidden tokens in train; 0: none; None: 30 for small tables of single texts
     mask: float | None = None  # mlm: share of tokens hidden and asked for; None: 0.15, in a warm-up 0.3
     fraction: float = 1.0  # share of train's rows that are trained on, by a hash of each: a smaller share is part of a larger one
@@ -102,6 +104,8 @@ class TrainSettings:
             raise ValueError(f"train.fraction={self.fraction} should be above 0 and at most 1")
         if self.pretrain is not None:
             at_least("train.pretrain", self.pretrain, 0)
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
+            raise ValueError(f"train.layer_decay={self.layer_decay} should be above 0 and at most 1")
         for name in ("average", "beta2"):
             if getattr(self, name) is not None and not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"train.{name}={getattr(self, name)} should be at least 0 and below 1")

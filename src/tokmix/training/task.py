@@ -27,7 +27,7 @@ from tokmix.data.card import Card
 from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.split import holdout, portion
 from tokmix.data.tokens import TokenFiles, TokenSplit
-from tokmix.training import metrics
+from tokmix.training import encoder, metrics
 from tokmix.training.defaults import HELD_ROWS, HELD_TOKENS, Default, default_epochs, default_of, default_tokens, default_warm_up, is_pair
 from tokmix.training.distributed import World
 from tokmix.training.settings import ModelSettings, Settings, TrainSettings
@@ -52,12 +52,12 @@ def final_split(files: TokenFiles, asked: str | None) -> str | None:
     return asked or next((name for name in ("test", "valid") if name in files), None)
 
 
-def model_config(card: Card, task: str, settings: ModelSettings) -> ModelConfig:
-    default = default_of(card, task)
+def model_config(card: Card, task: str, settings: ModelSettings, start: encoder.Encoder | None = None) -> ModelConfig:
+    default = default_of(card, task, start is not None)
     length = settings.length if card.stream else card.max_len
     assert length is not None
-    return ModelConfig(
-        stack=settings.stack or default.stack,
+    config = ModelConfig(
+        stack=settings.stack or default.stack or default_of(card, task).stack,
         dim=settings.dim,
         vocab=card.tokenizer["vocab"],
         head="classify" if task == "multilabel" else task,
@@ -70,13 +70,14 @@ def model_config(card: Card, task: str, settings: ModelSettings) -> ModelConfig:
         feed_forward_kind=settings.feed_forward_kind,
         dropout=default.dropout if settings.dropout is None else settings.dropout,
         positions=settings.positions or default.positions,
-        pooling=settings.pooling,
+        pooling=settings.pooling or "max",
         # Rows have a scale of their own (TrainingTask.build), which was tuned with weights that are read as they are.
         embedding_std=1.0 if task in LABELLED else ModelConfig.embedding_std,
         ngrams=settings.ngrams,
         buckets=settings.buckets,
         separator=_separator(card, default, settings.compare),
     )
+    return config if start is None else encoder.model_config(start, settings, config)
 
 
 def _separator(card: Card, default: Default, asked: bool | None) -> int | None:
@@ -97,7 +98,8 @@ class TrainingTask:
         self.train: TrainSettings = settings.train
         self.task = task_of(self.card, self.train.task)
         self.final = final_split(files, self.train.final)
-        self.config = model_config(self.card, self.task, settings.model)
+        self.start = self._start()
+        self.config = model_config(self.card, self.task, settings.model, self.start)
         with torch.device("meta"):
             Model(self.config)  # a stack that does not fit the task says so now
         if self.train.packed:
@@ -109,7 +111,7 @@ class TrainingTask:
         roles = self.card.tokenizer["roles"]
         self.hidden = roles.get("mask")
         self.specials = torch.tensor(sorted({roles[role] for role in ("pad", "cls", "sep", "eot") if role in roles}))
-        self.default = default_of(self.card, self.task)
+        self.default = default_of(self.card, self.task, self.start is not None)
         self.lr = self.default.lr if self.train.lr is None else self.train.lr
         self.average = self.default.average if self.train.average is None else self.train.average
         self.hide = (
@@ -132,6 +134,22 @@ class TrainingTask:
         self.mean, self.deviation = (scores["mean"], scores["deviation"] or 1.0) if self.task == "regress" else (0.0, 1.0)
         self.unit = unit_of(self.deviation)
         self.class_weights = self._class_weights() if self.train.balance else None
+
+    def _start(self) -> encoder.Encoder | None:
+        if self.train.start is None:
+            return None
+        if self.task == "lm":
+            raise ValueError("train.start is for models that see both directions, and a language model does not: leave it out")
+        if self.train.pretrain:
+            raise ValueError("train.pretrain is a warm-up of a fresh model, and train.start begins with a trained one: leave one out")
+        found = encoder.read(self.train.start)
+        encoder.check_tokenizer(found, self.files)
+        return found
+
+    def rate_scales(self, model: Model) -> dict[str, float]:
+        """By parameter name."""
+        usual = 1.0 if self.start is None else encoder.LAYER_DECAY
+        return encoder.rate_scales(model, usual if self.train.layer_decay is None else self.train.layer_decay)
 
     def _class_weights(self) -> Tensor:
         """[classes]: one over a class's share of the rows, so that the mean over rows is 1."""
@@ -202,10 +220,12 @@ class TrainingTask:
         return int(split.lengths(rows).sum())
 
     def default_epochs(self) -> int:
-        return default_epochs(self.card, self.task, self.train.fraction)
+        return default_epochs(self.card, self.task, self.train.fraction, self.start is not None)
 
     def _warm_up_epochs(self) -> int:
         """By default only where the length of the run is left to us too."""
+        if self.start is not None:
+            return 0
         if self.train.pretrain is not None or self.train.epochs is not None or self.train.steps is not None:
             return self.train.pretrain or 0
         return default_warm_up(self.card, self.task, self.train.fraction)

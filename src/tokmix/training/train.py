@@ -29,6 +29,7 @@ from tokmix.runs.files import Damaged, check_free, remove_partial
 from tokmix.runs.locks import RUN_LOCK, owning
 from tokmix.training import (
     cost_record,
+    encoder,
     model_folder,
     ngram,
     report,
@@ -184,6 +185,11 @@ class _Run:
         self._describe(engine)
         if start is not None:
             engine.begin_with(start.weights)
+        elif self.work.start is not None:
+            taken = encoder.weights(self.work.start, engine.model)
+            engine.begin_with(taken)
+            fresh = sorted({name.split(".")[0] for name in engine.model.state_dict() if name not in taken})
+            self.say(f"starts from the encoder {self.work.start.name}; fresh: {', '.join(fresh)}")
         engine.progress.spent = time.monotonic() - self.began + (start.cost["seconds"] if start and loaded else 0.0)
         self._go(engine, log, resume, None if start is None else start.cost)
         return self._finish(engine, log, start, bag)

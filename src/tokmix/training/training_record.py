@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import tokmix
-from tokmix.training import cost_record, eval_data
+from tokmix.training import cost_record, encoder, eval_data
 from tokmix.training.engine import Engine
 from tokmix.training.warmup import Start
 
@@ -30,6 +30,7 @@ def training_record(
         },
         "model": asdict(work.config),
         "settings": work.settings.record(),
+        "encoder": None if work.start is None else {"name": work.start.name, "files": encoder.files(work.start)},
         "split": split,
         "deviation": work.deviation if work.task == "regress" else None,  # of train's scores, by which a loss is divided
         "figures": figures,

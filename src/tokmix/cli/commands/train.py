@@ -14,6 +14,7 @@ SHORT = (
     ("--stack", "model.stack", str, "the mixers, bottom first, such as 'hsm*2, attention(heads=4)'; default: by the kind of data"),
     ("--minutes", "train.minutes", float, "train at most this long; default: by the size of the data"),
     ("--epochs", "train.epochs", int, "how often each row is read; default: by the size of the data"),
+    ("--from", "train.start", str, "start from an encoder: a folder that `tokmix pretrain` wrote, or the name of a shipped one"),
     ("--seed", "train.seed", int, "of first weights, order and dropout; default: 0"),
     ("--test", "prepare.test_file", str, "a file to report on; nothing is then split off the data itself"),
 )
