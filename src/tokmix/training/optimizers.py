@@ -98,7 +98,8 @@ class Optimizers:
         if hidden:
             self.parts.append(Muon(groups(hidden, weight_decay), lr, weight_decay))
 
-    def set_rate(self, lr: float) -> None:
+    def set_rate(self, lr: float | Tensor) -> None:
+        """A tensor on the device, where they are capturable, so that a CUDA graph reads it anew."""
         for scale, rate in self.rates.items():
             rate.fill_(lr * scale)
         for part in self.parts if not self.rates else ():

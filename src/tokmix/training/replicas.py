@@ -104,8 +104,7 @@ class _Own:
 
     def update(self, step: Tensor) -> Tensor:
         """By the gradients that its weights have. A step whose gradient is not finite is left out -> 1 where it was done, 0 where not"""
-        assert self.optimizers.rate is not None
-        self.optimizers.rate.copy_(self.rates.index_select(0, step)[0])
+        self.optimizers.set_rate(self.rates.index_select(0, step)[0])
         norm = nn.utils.clip_grad_norm_(self.weights, self.clip or math.inf)
         sound = torch.isfinite(norm).float()
         self.optimizers.update(skip=1 - sound)
