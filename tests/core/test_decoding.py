@@ -153,6 +153,11 @@ def test_a_captured_step_with_fixed_buffers_agrees(stack: str, lengths: list[int
     assert [leaf.data_ptr() for leaf in leaves(state)] == where
     swapped = tree_map(lambda leaf: leaf.flip(0), state)
     follow = torch.tensor([[1], [2]])
+    fewer = CapturedStep(model, follow[:1], tree_map(lambda leaf: leaf[:1], swapped), 30)  # a row was dropped
+    with torch.inference_mode():
+        expected, _ = model.step(follow[:1], tree_map(lambda leaf: leaf[:1], swapped))
+    fewer(follow[:1], fewer.state)
+    torch.testing.assert_close(model.finish(fewer.x), expected)
     with torch.inference_mode():
         expected, _ = model.step(follow, swapped)
     captured(follow, swapped)
@@ -164,7 +169,17 @@ def test_a_step_that_cannot_be_captured_says_why(monkeypatch: pytest.MonkeyPatch
     model = made()
     _, state = model.step(torch.tensor([[1, 2]]), model.init_state(1))
     with pytest.raises(capture.CaptureError, match=r"becomes one of \[1, 3, 2, 8\]"):
-        CapturedStep(model, torch.tensor([[1]]), state, 2)
+        CapturedStep(model, torch.tensor([[1]]), state, 1)
+
+    def fails(body: Callable[[], None], reset: Callable[[], None]) -> Replayed:
+        body()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(capture, "record", fails)
+    choice = Choice(1, 4, 0, 0.8, None, None, (), 3, torch.device("cpu"))
+    with pytest.raises(capture.CaptureError, match="not permitted"):
+        CapturedStep(model, torch.tensor([[1]]), state, 8, choice)
+    assert int(choice.done) == 0, "the eager steps that follow draw the same numbers"
 
 
 def test_rows_that_are_finished_are_dropped_and_the_rest_goes_on_alike(monkeypatch: pytest.MonkeyPatch) -> None:

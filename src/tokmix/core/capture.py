@@ -50,7 +50,8 @@ def record(body: Callable[[], None], reset: Callable[[], None]) -> Graph:
 
 
 def with_slots(state: State, after: State, slots: int) -> State:
-    """Copies of a state's tensors; those that a step makes longer, [B, N, ...] -> [B, N + 1, ...], get so many slots."""
+    """Copies of a state's tensors; those that a step makes longer, [B, N, ...] -> [B, N + 1, ...], get so many slots. A cache that has
+    them already, as one of an earlier capture, has room behind its rows' positions."""
     leaves, spec = tree_flatten(state)
     later = tree_leaves(after)
     if len(later) != len(leaves):
@@ -61,7 +62,7 @@ def with_slots(state: State, after: State, slots: int) -> State:
 def _copy(leaf: Tensor, after: Tensor, slots: int) -> Tensor:
     if leaf.shape == after.shape:
         return leaf.clone()
-    if leaf.dim() < 2 or after.shape != (leaf.shape[0], leaf.shape[1] + 1, *leaf.shape[2:]) or slots < after.shape[1]:
+    if leaf.dim() < 2 or after.shape != (leaf.shape[0], leaf.shape[1] + 1, *leaf.shape[2:]) or slots < leaf.shape[1]:
         raise CaptureError(f"a state of shape {list(leaf.shape)} becomes one of {list(after.shape)}")
     if leaf.dim() == 4:  # heads before slots in memory, as attention reads them fastest
         grown = leaf.new_zeros(leaf.shape[0], leaf.shape[2], slots, leaf.shape[3]).transpose(1, 2)
@@ -86,8 +87,9 @@ class CapturedStep:
                 self.graph = record(self._body, self._reset)
             except (RuntimeError, ValueError) as error:
                 raise CaptureError(" ".join(str(error).split())[:160]) from error
-            self._reset()
-            del self._kept
+            finally:
+                self._reset()  # what runs ahead of the capture must leave no trace, also where it fails
+                del self._kept
 
     def _changed(self) -> list[Tensor]:
         return [*self.leaves, *(self.choose.buffers() if self.choose is not None else [])]
