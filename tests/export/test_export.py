@@ -77,6 +77,7 @@ def test_five_shapes_are_checked_and_told(films: Path) -> None:
     assert set(about.files) == {"model.onnx", "tokenizer.json", "README.md"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["onnx", "torch"])
 def test_pairs_and_scores(tmp_path: Path, format: str) -> None:
     train(write_scores(tmp_path / "scores.tsv", 60), tmp_path / "run", settings(**SHORT, model__ngrams=2), quiet=True)
@@ -92,6 +93,7 @@ def test_pairs_and_scores(tmp_path: Path, format: str) -> None:
             load(tmp_path / "out").predict(["alone"])
 
 
+@pytest.mark.slow
 def test_a_language_model_steps_with_states(writer: Path, tmp_path: Path) -> None:
     about = export(writer / "lm", tmp_path / "out")
     assert about.chunk == 1, "causal HyperMixing is exported token by token"
@@ -112,6 +114,7 @@ def test_a_language_model_steps_with_states(writer: Path, tmp_path: Path) -> Non
         load(tmp_path / "out").predict(["a"])
 
 
+@pytest.mark.slow
 def test_int8_is_smaller_and_close(trained: Path, films: Path, tmp_path: Path) -> None:
     tokmix.load(trained / "run").export(tmp_path / "int8", int8=True)
     small, whole = load(tmp_path / "int8"), load(films)

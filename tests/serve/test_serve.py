@@ -299,6 +299,17 @@ def test_sigterm_finishes_what_is_in_flight(folder: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["films", "lm"])
+def test_the_benchmark_loses_nothing(folder: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--requests", "240", "--clients", "32", "--out", str(tmp_path / "found.json")]
+    assert main(["bench", "serve", "--model", str(folder / name), *words]) == 0
+    assert "batched over one by one" in capsys.readouterr().out
+    for one in json.loads((tmp_path / "found.json").read_text())["servers"]:
+        assert (one["requests"], one["wrong"], one["lost"]) == (240, 0, 0) and one["memory_after_mb"] > 0
+    assert main(["bench", "serve"]) == 1 and "--model MODEL" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_started_again(folder: Path, tmp_path: Path) -> None:
     with process(tmp_path, folder / "films", "--workers", "2") as (started, client):
         assert client.get("/v1/classify", {"input": "a"})["data"]
