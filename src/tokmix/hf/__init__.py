@@ -10,6 +10,7 @@ config.py     TokmixConfig: the fields of ModelConfig and a format version
 models.py     one class a head; base.py: what they share, and loading; inputs.py, loss.py: what goes in, what comes out
 cache.py      the cache of generate(): the mixers' own states; attentions.py: attention maps
 tokenizer.py  a `tokenizers` object as pipelines want it
+lora.py       what LoRA should reach
 audits.py     what leaks in a model: padding, neighbours, documents, a cache, the future
 swaps.py      mixers in place of attention in models of transformers; swapped.py: what stands there; masks.py: their masks
 """
@@ -25,6 +26,7 @@ from transformers.models.auto import modeling_auto
 
 from tokmix.hf.audits import Report, audit
 from tokmix.hf.config import FORMAT_VERSION, TokmixConfig
+from tokmix.hf.lora import lora_config
 from tokmix.hf.models import (
     MODELS,
     TokmixForCausalLM,
@@ -51,6 +53,7 @@ __all__ = [
     "TokmixModel",
     "audit",
     "load_model",
+    "lora_config",
     "swap",
     "wrap_tokenizer",
 ]

@@ -33,8 +33,8 @@ class HyperNetwork(nn.Module):
         self.inner_bias = nn.Parameter(torch.zeros(heads, i)) if bias else None
         self.outer_bias = nn.Parameter(torch.zeros(heads, k)) if bias else None
 
-    def forward(self) -> hyper_mix.Net:
-        """Its weights, for an op that runs the network."""
+    def forward(self, x: Tensor) -> hyper_mix.Net:
+        """Its weights, for an op that runs the network on x (wrappers of PEFT pass on what a module is called with)."""
         return hyper_mix.Net(self.inner, self.inner_bias, self.outer, self.outer_bias)
 
 
@@ -133,7 +133,7 @@ class HyperMixing(RowMixer):
             return None
         if self.output_norm is not None and is_watched(self.output_norm):  # its bias would fill the padding
             return None
-        net_in, net_out = self.net_in(), None if self.net_out is None else self.net_out()
+        net_in, net_out = self.net_in(x), None if self.net_out is None else self.net_out(x)
         longest = x.shape[1] if segments is None else segments.longest
         body = hyper_mix.select_body(x, net_in, tied=self.tied, normed=self.norm == "layer", longest=longest)
         if segments is not None and not body.takes_chunks:
@@ -150,7 +150,7 @@ class HyperMixing(RowMixer):
         fused, after = self.output_norm, None
         if fused is not None and is_watched(fused):
             fused, after = None, fused
-        y = hyper_mix.mix(x, self.net_in(), None if self.net_out is None else self.net_out(), **self._options(x, at, counts, fused))
+        y = hyper_mix.mix(x, self.net_in(x), None if self.net_out is None else self.net_out(x), **self._options(x, at, counts, fused))
         return y if after is None else after(y)
 
     def _options(self, x: Tensor, at: Tensor, counts: Tensor | None, norm: nn.LayerNorm | None) -> _Options:
@@ -175,8 +175,8 @@ class HyperMixing(RowMixer):
     def cross(self, x: Tensor, rows: Rows | None, keys: Tensor, values: Tensor, key_rows: Rows | None) -> Tensor:
         self._check_length(max(x.shape[1], keys.shape[1]))
         queries, keys = (t + self.code(positions.count(t.shape[1], None, t.device), t.dtype) for t in (x, keys))
-        net_in = self.net_in()
-        net_out = net_in if self.net_out is None else self.net_out()
+        net_in = self.net_in(x)
+        net_out = net_in if self.net_out is None else self.net_out(x)
         scale = None if self.norm != "length" else self._length_scale(values, key_rows)
         y = hyper_mix.hyper_mix(queries, keys, values, net_in, net_out, scale)
         return self._normed(y, None if scale is None else scale[:, 0], own=False)
@@ -231,10 +231,10 @@ class HyperMixing(RowMixer):
         if self.limit is not None:  # padding may stand behind the last position that the code knows
             at = at.clamp(max=self.limit - 1)
         coded = tokens + self.code(at, x.dtype)
-        net_in = self.net_in()
+        net_in = self.net_in(x)
         coded_heads = hyper_mix.split_heads(coded, self.heads)
         w_in = hyper_mix.generate(coded_heads, net_in)
-        w_out = w_in if self.net_out is None else hyper_mix.generate(coded_heads, self.net_out())
+        w_out = w_in if self.net_out is None else hyper_mix.generate(coded_heads, self.net_out(x))
         values, real = hyper_mix.split_heads(tokens, self.heads), None if rows is None else rows.mask
         given = (w_in, w_out, values, self._log_decay(tokens), real, self.power)
         carry: causal_hyper_mix.Carry | causal_hyper_mix.Border
