@@ -40,6 +40,7 @@ from tokmix.training.task import TrainingTask
 
 Log = Callable[[dict[str, Any]], None]  # takes one entry of log.jsonl
 COMPILED = 600.0  # seconds of a run above which its layers are compiled: compiling takes about a minute
+FINISH = 8.0  # seconds of --minutes, at most, that are kept for the model folder and the pictures
 AGREE = 5  # steps between two times that several processes ask each other whether to stop or save
 
 
@@ -76,6 +77,7 @@ class Engine:
         self.recent: list[Tensor] = []  # [loss, gradient norm] of the steps since the last look
         self.stop = False
         self.pace: float | None = None  # seconds of a step, from a trial
+        self.saving = 0.0  # seconds of the last checkpoint
         self.fitted = 0.0  # when --minutes was last compared with the clock
         self.meter = Meter(world.device)
 
@@ -91,6 +93,7 @@ class Engine:
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
+        began = time.monotonic()
         self.look()  # a checkpoint is good: nothing that diverged is ever saved
         self.meter.sample(now=True)
         self.progress.measured = self.meter.totals(self.world.gather(self.meter.own()))
@@ -102,6 +105,7 @@ class Engine:
         if self.world.first:
             self.checkpoints.save(self.progress.step, tensors, asdict(self.progress))
         self.world.wait()
+        self.saving = time.monotonic() - began
 
     def restore(self) -> bool:
         """Continue from the newest checkpoint, where there is one."""
@@ -321,9 +325,11 @@ class Engine:
         """Of --minutes, for steps: without what was spent, the evaluations that are to come and the final one."""
         assert self.train.minutes is not None
         progress = self.progress
-        left = 60 * self.train.minutes - progress.spent - progress.seconds - self._evaluation_estimate("final")
+        finish = self._evaluation_estimate("final") + self.saving + min(FINISH, SHARE * 60 * self.train.minutes)
+        left = 60 * self.train.minutes - progress.spent - progress.seconds - finish
         if self.work.held is None:
             return left
+        left -= self._evaluation_estimate() / max(progress.held_share, 1e-9)  # the bag of words and the model are compared on all of it
         planned = max((progress.evaluations or 1) - len(progress.history), 1)
         affordable = max(SHARE * 60 * self.train.minutes - progress.evaluation_seconds, 0.0)
         return left - min(planned * self._evaluation_estimate(), max(affordable, self._evaluation_estimate()))

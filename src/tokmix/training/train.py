@@ -248,6 +248,8 @@ class _Run:
             work, self.world, Checkpoints(folder / "checkpoints", work.train.keep), log if self.world.first else lambda entry: None
         )
         engine.say = self.say
+        if self.world.device.type == "cuda" and engine.eager is not None:
+            self.say(f"steps run one kernel at a time, not as CUDA graphs: {engine.eager}")
         self._choose_threads(engine)
         if self.chosen.get("compile", lambda: engine.compile_pays()):
             engine.compile()
