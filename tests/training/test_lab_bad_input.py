@@ -81,7 +81,7 @@ def test_bad_settings_for_good_tables(tmp_path, capsys):
     for words, command in {
         "did you mean 'good.csv'": ["prepare", tmp_path / "god.csv", *out],
         "no column 'lable'; it has: text, label, did you mean 'label'": ["prepare", table, *out, "--label", "lable"],
-        "line 2: longer than max_len=512 tokens": ["prepare", tmp_path / "long.csv", *out, "--long", "refuse"],
+        "line 2: longer than --max-len 512 tokens": ["prepare", tmp_path / "long.csv", *out, "--long", "refuse"],
         "test.csv, line 2: label 'z' does not occur in training": ["train", tmp_path / "split", *out, *SMALL],
         "kept exists already; nothing is overwritten": ["train", table, "--out", tmp_path / "kept", *SMALL],
         "good.csv exists already": ["prepare", table, "--out", table],
