@@ -22,7 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 # Tests that cannot hold here, each with the reason.
 BY_DESIGN = {
     "test_model_weights_reload_no_missing_tied_weights": "a folder without weights is an error, not a model of random weights",
-    "test_past_key_values_format": "a cache holds the mixers' states, not keys and values of a fixed shape",
 }
 
 SUITES = {
