@@ -208,12 +208,12 @@ def test_cost_is_the_product_of_its_factors(tmp_path: Path) -> None:
 def test_the_command_of_a_run_asks_for_its_settings(trained: Path) -> None:
     """Read by the command line, it gives the settings that were recorded."""
     from tokmix.cli.commands.train import train_settings
-    from tokmix.cli.main import _parser
+    from tokmix.cli.main import command_parser
 
     found = read.read([trained]).runs[0]
     words = shlex.split(tables.command(found))
     assert words[:5] == ["tokmix", "train", "films.csv", "--out", "run"] and "--no-train.baseline" in words
-    again = Settings.of(None, train_settings(_parser().parse_args(words[1:])))
+    again = Settings.of(None, train_settings(command_parser("train").parse_args(words[2:])))
     assert found.record is not None and json.loads(json.dumps(again.record())) == found.record["settings"]
 
 
