@@ -22,6 +22,7 @@ WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
 MOST = 400  # words of a text that are left out one by one
 DRAWS = 10  # of random words, for the check
 STRONGEST = 5
+CANDIDATES = 60  # words that are tried together with others: those with the largest effects alone
 TINY = 1e-7  # a probability nearer to 0 or 1 than this is taken for it
 
 
@@ -38,7 +39,7 @@ class Check:
     before: float  # probability of the label, or the score
     without_strongest: float
     without_random: float  # the mean over draws
-    words: int
+    words: list[str]  # the strongest together: each is the one that costs most beside those before it
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ class Attribution:
         if self.check is not None:
             one = self.check
             lines.append(
-                f"check: {one.before:.4f} with every word, {one.without_strongest:.4f} without the {one.words} strongest, "
-                f"{one.without_random:.4f} without {one.words} random ones"
+                f"check: {one.before:.4f} with every word, {one.without_strongest:.4f} without the strongest ({', '.join(one.words)}), "
+                f"{one.without_random:.4f} without {len(one.words)} random ones"
             )
         return [*lines, *([f"{self.left_out:,} words at the end were not tried"] if self.left_out else [])]
 
@@ -124,8 +125,28 @@ def _check(
     seed: int,
 ) -> Check:
     count = min(STRONGEST, max(1, len(tried) // 2))
-    order = sorted(range(len(tried)), key=lambda i: -words[i].effect)
+    strongest = _strongest_together(predictor, texts, tried, words, label, count)
     draw = random.Random(seed)
-    chosen = [order[:count], *(draw.sample(range(len(tried)), count) for _ in range(DRAWS))]
+    chosen = [strongest, *(draw.sample(range(len(tried)), count) for _ in range(DRAWS))]
     found = [_value(answer, label) for answer in predictor(_without(texts, [tried[i] for i in some]) for some in chosen)]
-    return Check(before, found[0], sum(found[1:]) / DRAWS, count)
+    return Check(before, found[0], sum(found[1:]) / DRAWS, [words[i].text for i in strongest])
+
+
+def _strongest_together(
+    predictor: Predictor,
+    texts: Sequence[str],
+    tried: Sequence[tuple[int, re.Match[str]]],
+    words: Sequence[Word],
+    label: str | None,
+    count: int,
+) -> list[int]:
+    """One after another, each the word that costs most beside those already gone: two words that say the same stand in for each other,
+    so that each alone costs nothing."""
+    order = sorted(range(len(tried)), key=lambda i: -words[i].effect)
+    gone, left = order[:1], order[1:CANDIDATES]
+    while len(gone) < count and left:
+        values = [_value(one, label) for one in predictor(_without(texts, [tried[j] for j in [*gone, i]]) for i in left)]
+        best = left[min(range(len(left)), key=values.__getitem__)]
+        gone.append(best)
+        left.remove(best)
+    return gone
