@@ -17,7 +17,7 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("tokenizers")
 
 import tokmix
-from tests.lab import settings, write_scores, write_text
+from tests.lab import settings, write_scores, write_table, write_text
 from tokmix.cli.main import main
 from tokmix.core.features import compare
 from tokmix.core.segments import Rows, Segments
@@ -27,6 +27,7 @@ from tokmix.runtime import load
 from tokmix.runtime.folder import read
 from tokmix.training import generate as writing
 from tokmix.training import model_folder
+from tokmix.training.mixture import NETWORK
 from tokmix.training.predict import Predictor
 from tokmix.training.train import run as train
 
@@ -68,6 +69,21 @@ def test_predictions_are_those_of_predict(trained: Path, films: Path) -> None:
 def test_embeddings_are_those_of_the_model(trained: Path, films: Path) -> None:
     found = torch.from_numpy(load(films).embed(TEXTS))
     torch.testing.assert_close(found, torch.from_numpy(tokmix.load(trained / "run").embed(TEXTS)), atol=1e-5, rtol=0)
+
+
+def test_a_model_that_answers_with_a_bag_of_words_is_served_whole_and_not_exported_in_silence(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(write_table(tmp_path / "films.csv", 300), run, settings(model__stack="hsm", **SHORT, train__baseline=True), quiet=True)
+    trained = model_folder.load(run)
+    assert trained.mixture.by != NETWORK, "four steps teach a network less than a bag of words knows"
+    wanted = list(Predictor(trained)(TEXTS))
+    for found, known in zip(TorchModel(trained).answers(TEXTS), wanted, strict=True):
+        assert found["probabilities"] == pytest.approx(known["probabilities"], abs=1e-5)
+    with pytest.raises(ValueError, match=f"answers by the {trained.mixture.by}.*--network"):
+        export(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    export(run, tmp_path / "out", network=True)
+    assert load(tmp_path / "out").predict(TEXTS)
 
 
 def test_five_shapes_are_checked_and_told(films: Path) -> None:

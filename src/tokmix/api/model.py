@@ -166,11 +166,12 @@ class TrainedModel:
             shutil.copytree(self.folder, folder, dirs_exist_ok=True)
         return Path(out)
 
-    def export(self, out: str | Path, *, format: str = "onnx", int8: bool = False) -> Path:
-        """The folder `out` with the model as a graph, as `tokmix export` writes it. format: onnx or torch."""
+    def export(self, out: str | Path, *, format: str = "onnx", int8: bool = False, network: bool = False) -> Path:
+        """The folder `out` with the model as a graph, as `tokmix export` writes it. format: onnx or torch. network: the network alone,
+        where the model answers with a bag of words too."""
         from tokmix.export import export
 
-        export(self.folder, out, format=format, int8=int8)
+        export(self.folder, out, format=format, int8=int8, network=network)
         return Path(out)
 
     def _is_one(self, texts: Texts) -> bool:

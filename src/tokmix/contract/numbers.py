@@ -70,7 +70,7 @@ def near_in(case: Case, dtype: torch.dtype) -> None:
     exact.load_state_dict(half.state_dict())  # the same rounded weights in both
     bar = 10 * torch.finfo(dtype).eps * DIM**0.5
     # Where a score is so near zero that rounding turns its sign, a ReLU jumps by more than any eps; this seed has none.
-    x = tokens(2, 15, DIM, seed=1).to(dtype)
+    x = tokens(2, 15, DIM, seed=5).to(dtype)
     weight = tokens(2, 15, DIM, seed=4).to(dtype)
     results: list[list[tuple[str, Tensor]]] = []
     for mixer, given in ((half, x.clone()), (exact, x.double())):

@@ -29,13 +29,23 @@ from tokmix.runtime.onnx import OnnxModel
 from tokmix.runtime.states import State
 from tokmix.training import model_folder
 from tokmix.training.imports import import_files
+from tokmix.training.mixture import NETWORK
 
 TASKS = ("classify", "regress", "mlm", "lm")
 Example = tuple[Tensor, ...] | tuple[Tensor, Tensor, list[Tensor]]
 
 
-def export(model: str | Path, out: str | Path, *, format: str = "onnx", int8: bool = False, imports: Sequence[str | Path] = ()) -> Manifest:
-    """The folder `out` with the model as a graph -> what its manifest says."""
+def export(
+    model: str | Path,
+    out: str | Path,
+    *,
+    format: str = "onnx",
+    int8: bool = False,
+    network: bool = False,
+    imports: Sequence[str | Path] = (),
+) -> Manifest:
+    """The folder `out` with the model as a graph -> what its manifest says. network: of a model that answers with a bag of words too,
+    the network alone, whose answers differ."""
     one_of("format", format, GRAPHS)
     if int8 and format != "onnx":
         raise ValueError(f"--int8 works with --format onnx, not {format}")
@@ -47,6 +57,11 @@ def export(model: str | Path, out: str | Path, *, format: str = "onnx", int8: bo
     trained = model_folder.load(model)
     if trained.task not in TASKS:
         raise ValueError(f"{trained.folder} is a model for {trained.task}, and export takes those for {', '.join(TASKS)}")
+    if trained.mixture.by != NETWORK and not network:
+        raise ValueError(
+            f"{trained.folder} answers by the {trained.mixture.by}, and only its network can be exported: --network exports that alone,"
+            " whose answers differ; or train with --no-train.baseline"
+        )
     about = replace(describe(trained), format=format, int8=int8)
     with new_folder(out) as folder:
         shutil.copyfile(trained.folder / "tokenizer.json", folder / "tokenizer.json")

@@ -11,9 +11,10 @@ import tokmix
 from tokmix.core.optional import np
 from tokmix.export.graphs import RowGraph, StepGraph, state_specs
 from tokmix.runtime.folder import Manifest
-from tokmix.runtime.model import TextModel
+from tokmix.runtime.model import Outputs, TextModel
 from tokmix.runtime.states import State
 from tokmix.training import model_folder
+from tokmix.training.baseline import bag_texts
 from tokmix.training.imports import import_files
 from tokmix.training.model_folder import Trained
 
@@ -35,9 +36,20 @@ class TorchModel(TextModel):
 
     def __init__(self, trained: Trained):
         super().__init__(trained.folder, describe(trained))
+        self.trained = trained
         model = trained.model.eval()
         self.rows_graph = RowGraph(model) if trained.task != "lm" else None
         self.step_graph = StepGraph(model) if trained.task == "lm" else None
+
+    def run(self, rows: Sequence[tuple[str, ...]]) -> Outputs:
+        """With the bag of words, where the model folder answers by it too."""
+        found, trained = super().run(rows), self.trained
+        if not rows or found.outputs is None or trained.linear is None:
+            return found
+        encoded, _ = self.encoder.rows(rows)
+        texts = bag_texts(trained.tokenizer, trained.roles, trained.pair, [ids.tolist() for ids in encoded])
+        mixed = trained.mixture.outputs(found.outputs, trained.linear.scores(texts))
+        return found._replace(outputs=np.asarray(mixed, dtype=np.float32))
 
     @torch.inference_mode()
     def _run(self, ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:

@@ -36,6 +36,7 @@ class MaskedPretraining(TrainingTask):
             minutes=None if work.train.minutes is None else work.train.minutes / 2,
         )  # fmt: skip
         super().__init__(work.files, Settings(work.settings.model, train, work.settings.prepare))
+        self.kept, self.held, self.held_split = work.kept, work.held, work.held_split  # the same rows, also where valid is held out
         self.config = replace(work.config, head="mlm", dropout=min(DROPOUT, work.config.dropout), embedding_std=ModelConfig.embedding_std)
 
 

@@ -13,13 +13,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write; it must not exist")
     parser.add_argument("--format", choices=["onnx", "torch"], default="onnx", help="torch: a torch.export program (default: %(default)s)")
     parser.add_argument("--int8", action="store_true", help="weights as 8-bit integers (onnx)")
+    parser.add_argument("--network", action="store_true", help="the network alone, where the model answers with a bag of words too")
     add_imports(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from tokmix.export import export
 
-    about = export(options.model, options.out, format=options.format, int8=options.int8, imports=options.imports)
+    about = export(options.model, options.out, format=options.format, int8=options.int8, network=options.network, imports=options.imports)
     for check in about.checks:
         print(f"batch {check.batch}, length {check.length}: differs from torch by {check.difference:.1e}")
     size = sum(path.stat().st_size for path in options.out.iterdir())
