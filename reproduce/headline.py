@@ -102,6 +102,12 @@ def table(root: Path) -> str:
     return page.table(heads, [[one.paper, one.claim, one.effect, one.seeds, f"**{one.verdict}**", one.caveat] for one in rows(root)])
 
 
+def short_table(root: Path) -> str:
+    """For the project's README: what each claim says and how it fared."""
+    heads = ["paper", "claim", "effect [95 %]", "verdict"]
+    return page.table(heads, [[one.paper, one.claim, one.effect, f"**{one.verdict}**"] for one in rows(root)])
+
+
 def summary(root: Path) -> dict[str, object]:
     """What ships in the wheel, for `tokmix papers` without a checkout."""
     return {"format": FORMAT, "rows": [asdict(one) for one in rows(root)]}

@@ -186,8 +186,7 @@ def write(paper: str, folder: Path) -> list[Path]:
     wanted = {folder / "README.md": page.text.encode(), **{folder / "figures" / name: data for name, data in page.figures.items()}}
     if (folder.parent / "README.md").is_file():
         wanted[folder.parent / "README.md"] = build_index(folder.parent).encode()
-    if (shipped := folder.parent.parent / SHIPPED).is_file():
-        wanted[shipped] = shipped_summary(folder.parent).encode()
+    wanted |= {path: text.encode() for path, text in outside(folder.parent).items()}
     for path, data in wanted.items():
         if not path.is_file() or path.read_bytes() != data:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -217,10 +216,20 @@ def index_differs(root: Path) -> list[str]:
     """The same of the page above all papers, where there is one."""
     path = root / "README.md"
     wanted = {path: build_index(root)} if path.is_file() else {}
-    if (shipped := root.parent / SHIPPED).is_file():
-        wanted[shipped] = shipped_summary(root)
+    wanted |= outside(root)
     differ = [path for path, text in wanted.items() if path.read_text(encoding="utf-8") != text]
     return [f"{path} does not say what the results files give" for path in differ]
+
+
+def outside(root: Path) -> dict[Path, str]:
+    """What stands outside of reproduce/ and comes from the same verdicts: the summary in the wheel, the table in the project's README."""
+    found: dict[Path, str] = {}
+    if (shipped := root.parent / SHIPPED).is_file():
+        found[shipped] = shipped_summary(root)
+        front = root.parent / "README.md"
+        text = front.read_text(encoding="utf-8")
+        found[front] = HEADLINE.sub(lambda marks: f"{marks[1]}{headline.short_table(root)}\n{marks[2]}", text)
+    return found
 
 
 def shipped_summary(root: Path) -> str:
