@@ -37,7 +37,8 @@ def choose(logits: np.ndarray, sampling: Sampling, draws: np.random.Generator) -
         order = order[: sampling.top_k]
     # From the likeliest down, in double: the smallest temperatures must not give infinity or 0 / 0.
     scores = logits[order].astype(np.float64)
-    chances = np.exp((scores - scores[0]) / sampling.temperature)
+    with np.errstate(over="ignore"):  # minus infinity is a chance of 0
+        chances = np.exp((scores - scores[0]) / sampling.temperature)
     chances /= chances.sum()
     if sampling.top_p is not None:
         chances = np.where(chances.cumsum() - chances < sampling.top_p, chances, 0)
