@@ -1,3 +1,3 @@
-from tokmix.cli.main import main
+from tokmix.cli.main import entry
 
-raise SystemExit(main())
+raise SystemExit(entry())

@@ -63,6 +63,7 @@ def test_the_results_page_in_a_browser(paper: Path, browser: Any) -> None:
             picture = shown.locator("img.picture")
             assert picture.count() == 1 and picture.evaluate("image => image.naturalWidth") > 300
             shown.locator("summary", has_text="every run").click()
+            shown.locator("figure.chart svg").first.wait_for(state="attached")  # drawn when it comes into sight
             assert shown.locator("figure.chart svg").count() == 1 and "attention-search" in shown.inner_text("main")
 
 

@@ -44,6 +44,8 @@ try:
     run(data, out, Settings.of(None, given), resume=True, quiet=True)
 except KeyboardInterrupt:
     assert stop
+from tokmix.cli.main import leave
+leave(0)
 """
 
 

@@ -1,5 +1,5 @@
-"""The command line. `tokmix = tokmix.cli:main` is the entry point."""
+"""The command line. `tokmix = tokmix.cli:entry` is the entry point."""
 
-from tokmix.cli.main import main
+from tokmix.cli.main import entry, main
 
-__all__ = ["main"]
+__all__ = ["entry", "main"]

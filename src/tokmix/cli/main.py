@@ -18,6 +18,22 @@ from tokmix.core.checks import nearest, printable
 DEBUG = "--debug"
 
 
+def entry() -> int:
+    """What the command `tokmix` runs: main, and a plain end of a process that was one of several."""
+    code = main()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        leave(code)
+    return code
+
+
+def leave(code: int) -> NoReturn:
+    """End this process now. A thread of torch's distributed package may abort a process that has done its work while Python shuts down
+    (github.com/pytorch/pytorch/issues/190489), and torchrun would call the whole run failed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """0 = done, 1 = it did not work (one line says what), 2 = the command line cannot be read, 130 = interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
