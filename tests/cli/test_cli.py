@@ -120,7 +120,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
         (["train", "a.csv", "--outt", "x"], "tokmix train: the following arguments are required: --out; there is no '--outt', did you"),
         (["train", "a.csv"], "tokmix train: the following arguments are required: --out (`tokmix train --help` tells all)"),
         (["bench", "layer"], "tokmix bench: argument what: invalid choice: 'layer'"),
-        (["trian", "a.csv"], "tokmix: argument COMMAND: invalid choice: 'trian'"),
+        (["trian", "a.csv"], "tokmix: no command 'trian', did you mean 'train'?"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_told_in_one_line(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     debug = DEBUG in given[: given.index("--") if "--" in given else None]
     if debug:
         given.remove(DEBUG)
+    if given and not given[0].startswith("-") and given[0] not in COMMANDS:
+        _parser().error(f"no command {given[0]!r}{nearest(given[0], COMMANDS)}")
     if not given or given[0] not in COMMANDS:
         _parser().parse_args(given)  # --help, --version, or what is wrong
     options = _read(given[0], given[1:])
