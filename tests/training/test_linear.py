@@ -96,6 +96,24 @@ def test_scores_have_a_bag_too(tmp_path: Path) -> None:
     assert low < record["figures"]["pearson"] < high
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_nothing_is_learned_from_a_test_file(by_name: bool, tmp_path: Path) -> None:
+    """The test rows carry the wrong labels and a word of their own: whatever learned from them would know the word."""
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    train = write_table(folder / "train.csv", 200)
+    lines = write_table(tmp_path / "other.csv", 60, seed=1).read_text().splitlines()
+    test = (folder if by_name else tmp_path) / "test.csv"
+    test.write_text("\n".join([lines[0], *("zebra " + line for line in lines[1:])]) + "\n")
+    more = {} if by_name else {"prepare__test_file": str(test)}
+    run(folder if by_name else train, tmp_path / "run", settings(train__steps=1, train__baseline=True, **more), quiet=True)
+    trained = model_folder.load(tmp_path / "run")
+    assert trained.record["learned_from"]["bag of words"] == 200 and trained.linear is not None and trained.linear.rows == 200
+    assert "zebra" not in trained.linear.vectorizers[0].vocabulary_
+    found = evaluate.figures(trained, test)
+    assert not any("trained on" in line for line in found["warnings"]), "no hash of a test row is among those learned from"
+
+
 def test_a_test_file_of_its_own(tmp_path: Path) -> None:
     given = settings(train__steps=1, prepare__test_file=str(write_table(tmp_path / "more.csv", 60, seed=1)))
     record = run(write_table(tmp_path / "t.csv", 200), tmp_path / "run", given, quiet=True)

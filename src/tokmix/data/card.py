@@ -18,6 +18,7 @@ from tokmix.runs.records import check_format, from_json
 NAME = "card.json"
 FORMAT = "tokmix-tokens"
 VERSION = 2  # 1: the same without a checksum
+BY_HASH = "split by a hash"  # how `split_by` begins where `prepare` made the splits
 
 
 @dataclass
@@ -86,6 +87,12 @@ class Card:
         if name not in self.splits:
             raise ValueError(f"no split {name!r}; there are: {', '.join(self.splits)}{nearest(name, self.splits)}")
         return self.splits[name]
+
+    @property
+    def labelled_splits(self) -> list[str]:
+        """Splits whose rows a final model may learn from. A test split that the user gave (a file, a column) is never among them; one
+        that `prepare` cut off itself is, once its figure is known."""
+        return [name for name in self.splits if name != "test" or self.split_by.startswith(BY_HASH)]
 
     def summary(self) -> str:
         """What was made, in a few lines."""

@@ -77,11 +77,11 @@ class Bag:
         return choose(self.work.task, network, scores, targets, self.work.train.balance)
 
     def refitted(self) -> Linear:
-        """With the same settings on every labelled row of every split."""
+        """With the same settings on every row that a final model may learn from: never on a test split that the user gave."""
         files, card = self.work.files, self.work.card
         texts: list[str] = []
         targets = []
-        for split in card.splits:
+        for split in card.labelled_splits:
             wanted = files[split].targets
             assert wanted is not None
             texts += baseline.texts_of(files[split], files.tokenizer(), card)
@@ -94,7 +94,7 @@ class Bag:
 def save_keys(folder: Path, work: TrainingTask, every: bool) -> None:
     """The hashes of the texts trained on: all of them, or those of train that were kept and of what was held out to choose by."""
     files = work.files
-    keys = [files[name].keys for name in work.card.splits if every] or [files["train"].keys]
+    keys = [files[name].keys for name in work.card.labelled_splits if every] or [files["train"].keys]
     joined = np.unique(np.concatenate([np.asarray(one) for one in keys]))
     save_tensors(folder / KEYS, {"keys": torch.from_numpy(joined.view(np.int64))}, {})
 
@@ -170,7 +170,7 @@ class RowAnswers:
         work = self.work
         learned = {"network": len(work.files["train"]) if work.kept is None else len(work.kept)}
         if self.mixture.by != NETWORK and self.bag is not None:
-            learned["bag of words"] = sum(split.rows for split in work.card.splits.values()) if self.every else self.bag.fitted.rows
+            learned["bag of words"] = sum(work.card.splits[name].rows for name in work.card.labelled_splits) if self.every else self.bag.fitted.rows
         return {"answers": self.mixture.record(), "network_figures": self.network, "learned_from": learned}
 
     def write(self, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tokmix.core.checks import nearest
+from tokmix.data.card import BY_HASH
 from tokmix.data.prepare import documents, label_report
 from tokmix.data.prepare.columns import Columns, choose_columns
 from tokmix.data.prepare.rows import Example, LeftOut, examples, no_label
@@ -233,5 +234,5 @@ class Plan:
         if self.given:
             return f"splits given by column {columns.split}" if columns.split else "splits given by file names"
         if columns.group:
-            return f"split by a hash of {columns.group}"
-        return "split by a hash of the text" + (f", in blocks of up to {self.block:,} characters" if self.block else "")
+            return f"{BY_HASH} of {columns.group}"
+        return f"{BY_HASH} of the text" + (f", in blocks of up to {self.block:,} characters" if self.block else "")
