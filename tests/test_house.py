@@ -108,6 +108,7 @@ finally: assert 'torch' not in sys.modules
 
 
 def test_everything_public_is_there_and_typed() -> None:
+    assert tokmix.__all__ == ["__version__", *tokmix._HOME]
     for name in tokmix.__all__:
         assert getattr(tokmix, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'mixer_zoo'"):

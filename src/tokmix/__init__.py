@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
@@ -32,7 +32,31 @@ _HOME = {
     "cost": "api.costs",
 }
 
-__all__ = ["__version__", *_HOME]
+__all__ = [  # spelled out, so that type checkers see what is exported; a test compares it with _HOME
+    "__version__",
+    "Segments",
+    "Rows",
+    "Mixer",
+    "Cost",
+    "register",
+    "create",
+    "mixers",
+    "RowMixer",
+    "ModelConfig",
+    "Model",
+    "generate",
+    "match_parameters",
+    "swap_attention",
+    "convert",
+    "train",
+    "pretrain",
+    "Run",
+    "load",
+    "TrainedModel",
+    "tune",
+    "compare",
+    "cost",
+]
 
 if TYPE_CHECKING:
     from tokmix.api.costs import cost
@@ -49,7 +73,7 @@ if TYPE_CHECKING:
     from tokmix.core.segments import Rows, Segments
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'tokmix' has no attribute {name!r}")
     try:
