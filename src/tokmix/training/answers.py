@@ -170,7 +170,9 @@ class RowAnswers:
         work = self.work
         learned = {"network": len(work.files["train"]) if work.kept is None else len(work.kept)}
         if self.mixture.by != NETWORK and self.bag is not None:
-            learned["bag of words"] = sum(work.card.splits[name].rows for name in work.card.labelled_splits) if self.every else self.bag.fitted.rows
+            learned["bag of words"] = (
+                sum(work.card.splits[name].rows for name in work.card.labelled_splits) if self.every else self.bag.fitted.rows
+            )
         return {"answers": self.mixture.record(), "network_figures": self.network, "learned_from": learned}
 
     def write(self, folder: Path) -> None:
