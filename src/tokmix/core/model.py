@@ -23,12 +23,12 @@ from tokmix.core.block import LAYOUTS, NORMS, FeedForward, Layer, make_norm
 from tokmix.core.features import LONGEST, Features
 from tokmix.core.mixer import NORM, Cost, State, check_options, create, in_place
 from tokmix.core.offload import with_weights
+from tokmix.core.pooling import POOLINGS, last_token, pool, pooled_width
 from tokmix.core.positions import PositionCode, count, within
 from tokmix.core.segments import Rows, Segments, check_segments
 
 HEADS = ("classify", "regress", "tag", "span", "lm", "mlm", "none")
 Watch = Callable[[Tensor], None]  # is shown x [B, T, D] after the embedding and after each layer
-POOLINGS = ("mean", "max", "mean_max", "first")
 POSITIONS = ("none", "learned", "sinusoidal")
 
 
@@ -162,7 +162,7 @@ class Model(nn.Module):
 
     @property
     def _pooled_width(self) -> int:
-        return self.config.dim * (2 if self.config.pooling == "mean_max" else 1)
+        return pooled_width(self.config.dim, self.config.pooling)
 
     def forward(self, ids: Tensor, segments: Segments | None = None) -> Tensor:
         return self.finish(self.hidden(ids, segments), None if segments is None else segments.to(ids.device))
@@ -244,24 +244,7 @@ class Model(nn.Module):
 
     def pool(self, x: Tensor, segments: Segments | None) -> Tensor:
         """x [B, T, D] -> [S, D], one vector a sequence ([S, 2D] for mean_max); zeros for one without tokens."""
-        if x.shape[0] == 0:
-            return x.new_zeros(0, self._pooled_width)
-        if segments is None:  # whole rows: nothing has to be looked up, which would stall a GPU
-            lengths = torch.full((x.shape[0],), x.shape[1], device=x.device)
-            return self._pool_rows(x, Rows(torch.ones(x.shape[:2], dtype=torch.bool, device=x.device), lengths))
-        return segments.per_sequence([self._pool_rows(part, rows) for part, rows in segments.split(x)])
-
-    def _pool_rows(self, x: Tensor, rows: Rows) -> Tensor:
-        if x.shape[1] == 0:
-            return x.new_zeros(x.shape[0], self._pooled_width)
-        if self.config.pooling == "first":
-            return x[:, 0]
-        mean = x.sum(1) / rows.lengths.clamp(min=1)[:, None].to(x.dtype)
-        if self.config.pooling == "mean":
-            return mean
-        largest = x.masked_fill(~rows.mask[..., None], -torch.inf).amax(1)
-        largest = torch.where(rows.lengths[:, None] > 0, largest, 0)
-        return largest if self.config.pooling == "max" else torch.cat([mean, largest], -1)
+        return pool(x, segments, self.config.pooling)
 
     def init_state(self, batch: int) -> State:
         """The state before the first token, for `step`: of each layer, and each row's own position."""
@@ -273,7 +256,7 @@ class Model(nn.Module):
         """The next tokens of each row, ids [B, T] -> (logits [B, T, vocab], new state); padding leaves a row's as it was.
         last: logits of each row's last token alone, [B, 1, vocab]; those of a row of padding mean nothing."""
         x, state = self.advance(ids, state, segments)
-        return self.finish(_last(x, segments) if last and x.shape[1] > 1 else x), state
+        return self.finish(last_token(x, segments) if last and x.shape[1] > 1 else x), state
 
     def advance(self, ids: Tensor, state: State, segments: Segments | None = None, *, watch: Watch | None = None) -> tuple[Tensor, State]:
         """As `hidden`, for `step`."""
@@ -340,12 +323,3 @@ class Model(nn.Module):
 
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
-
-
-def _last(x: Tensor, segments: Segments | None) -> Tensor:
-    """x [B, T, D] -> [B, 1, D], each row's last real token."""
-    if segments is None:
-        return x[:, -1:]
-    columns = torch.arange(x.shape[1], device=x.device)
-    at = torch.where(segments.mask, columns, 0).amax(1)
-    return x.gather(1, at[:, None, None].expand(-1, 1, x.shape[2]))

@@ -110,6 +110,7 @@ def block_border(
     tl.store(DBORDER + piece, tl.sum(tl.sum(dread * h, 1), 0))
 
 
+# long: five gradients share one tile in registers
 @triton.jit(do_not_specialize=["L", "chunks", "heads"])
 def block_pull(
     W, OUT, V, DY, LOG, REAL, SCALE, STARTS, ENDS, DW, DOUT, DV, DLOG, DSCALE, DBORDER, L, chunks, heads,

@@ -43,6 +43,7 @@ def pull_one(
     return asked, loss
 
 
+# long: the four tokens between two saved states are unrolled
 @triton.jit(do_not_specialize=["L", "chunks", "heads", "pieces", "turns"])
 def pull(
     W, OUT, V, DY, LOSS, REAL, SCALE, STARTS, NOTES, DO, DW, DV, P, R, ASKED, ENDS, L, chunks, heads, pieces, turns,
@@ -134,6 +135,7 @@ def pull(
             tl.debug_barrier()
 
 
+# long: the two gradients share every load
 @triton.jit(do_not_specialize=["L", "chunks", "heads", "pieces"])
 def finish(
     W, V, LOG, REAL, STARTS, LAST, ENDS, DW_PART, DV_PART, P, R, DW, DV, DLOG, L, chunks, heads, pieces,

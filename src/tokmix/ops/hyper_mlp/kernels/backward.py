@@ -110,6 +110,7 @@ def weights(
         put_rows(PART, low, 0, SIDE, R, R, R == RP, RP, SIDE)
 
 
+# long: the optional terms share one tile in registers
 @triton.jit(do_not_specialize=["T", "heads", "first", "stripe", "runs", "tiles"])
 def pull_scores(
     Q, K, UP1, DIAGONAL1, CONTROL1, DOWN2, DIAGONAL2, U, GS, SHRINK, DELTA, DW, Z, Z2, DH, DH2, A, PART,

@@ -94,6 +94,7 @@ def norm_forward(
         put(Y + rows[:, None].to(tl.int64) * D + cols[None, :], x + mixed, inside)
 
 
+# long: all gradients share one pass over the rows
 @triton.jit(do_not_specialize=["shift", "turns"])
 def norm_backward(
     X, DY, A, B, C, GAIN, BIAS, TABLE, PLACES, DX, SUMS,
