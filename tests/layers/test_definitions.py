@@ -59,6 +59,17 @@ def test_hypermixing(options: dict) -> None:
     close(mixer(queries[None], keys=keys[None], values=values[None])[0], torch.stack(expected))
 
 
+@pytest.mark.parametrize("shift", [1, 3])
+def test_bidirectional_hypermixing_blends_each_token_with_its_neighbours_first(shift: int) -> None:
+    mixer, plain = (made("hypermixing", causal=False, heads=2, **options) for options in ({"shift": shift}, {}))
+    plain.load_state_dict({name: value for name, value in mixer.state_dict().items() if name != "blend"})
+    x = tokens(7, 12)
+    blended = torch.stack([x[t] + mixer.blend * ((partner(x, t, shift) + partner(x, t, -shift)) / 2 - x[t]) for t in range(7)])
+    close(mixer(x[None])[0], plain(blended[None])[0])
+    assert not torch.allclose(mixer(x[None]), plain(x[None]))
+    close(mixer(x[None], keys=x[None])[0], mixer(x[None])[0])  # mixing with oneself, as cross mixing
+
+
 @pytest.mark.parametrize("decay", ["none", "learned", "gate"])
 @pytest.mark.parametrize("shift", [0, 2])
 def test_causal_hypermixing(decay: str, shift: int) -> None:

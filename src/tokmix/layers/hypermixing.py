@@ -20,7 +20,7 @@ from tokmix.core.offload import is_watched
 from tokmix.core.rowmixer import RowMixer
 from tokmix.core.segments import Rows, Segments
 from tokmix.layers import memory
-from tokmix.ops import causal_hyper_mix, hyper_mix
+from tokmix.ops import causal_hyper_mix, hyper_mix, shift_mix
 
 
 class HyperNetwork(nn.Module):
@@ -64,7 +64,8 @@ class HyperMixing(RowMixer):
     power     norm length, and the causal state: divide by the number of tokens to this power (the paper's is 1);
               None divides so that the scale stays near 1 at any length (ours)
     decay     causal only: the state forgets at a learned rate per head, or by a gate the token sets (the default)
-    shift     causal only: mix each token with the one so many places back first (default: 1; 0 = off)
+    shift     blend each token first with the one so many places back, in both directions also with the one as far ahead
+              (0 = off; default: 1 where causal, else 0)
     block     causal only: blocks of so many tokens, whose own tokens are read linearly: faster (0 = the exact scan)
     """
 
@@ -96,8 +97,8 @@ class HyperMixing(RowMixer):
         checks.divides("heads", heads, "hidden", hidden)
         self.inner = dim if inner is None else inner
         checks.divides("heads", heads, "inner", self.inner)
-        if not causal and (decay not in (None, "none") or shift not in (None, 0) or block):
-            raise ValueError(f"decay={decay!r}, shift={shift} and block={block} work with causal=True only: leave them out")
+        if not causal and (decay not in (None, "none") or block):
+            raise ValueError(f"decay={decay!r} and block={block} work with causal=True only: leave them out")
         # Without these the causal form learns much more slowly (docs/log.md).
         decay = ("gate" if causal else "none") if decay is None else decay
         shift = int(causal) if shift is None else shift
@@ -133,6 +134,10 @@ class HyperMixing(RowMixer):
             return None
         if self.output_norm is not None and is_watched(self.output_norm):  # its bias would fill the padding
             return None
+        places = None if segments is None else segments.places
+        if self.shift and segments is not None and places is None:  # a mask with holes: neighbours are not side by side
+            return None
+        x = self._blended(x, places)
         net_in, net_out = self.net_in(x), None if self.net_out is None else self.net_out(x)
         longest = x.shape[1] if segments is None else segments.longest
         body = hyper_mix.select_body(x, net_in, tied=self.tied, normed=self.norm == "layer", longest=longest)
@@ -146,12 +151,24 @@ class HyperMixing(RowMixer):
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         if self.causal:
             return self._causal(x, self.empty_state(x.shape[0], x), rows, whole=True)[0]
+        x = self._blended_rows(x, rows)
         at, counts = positions.count(x.shape[1], None, x.device), None if rows is None else rows.lengths
         fused, after = self.output_norm, None
         if fused is not None and is_watched(fused):
             fused, after = None, fused
         y = hyper_mix.mix(x, self.net_in(x), None if self.net_out is None else self.net_out(x), **self._options(x, at, counts, fused))
         return y if after is None else after(y)
+
+    def _blended(self, x: Tensor, places: Tensor | None) -> Tensor:
+        """x_t + blend * (mean of x_{t-shift} and x_{t+shift} - x_t), zeros beyond a sequence's ends."""
+        if not self.shift:
+            return x
+        share = self.blend[None]
+        return shift_mix.shift_mix(x, [1 - share, share / 2, share / 2], (self.shift,), places=places)
+
+    def _blended_rows(self, x: Tensor, rows: Rows | None) -> Tensor:
+        blended = self._blended(x, None)
+        return blended if rows is None or not self.shift else rows.zero(blended)  # the last token has moved past its row's end
 
     def _options(self, x: Tensor, at: Tensor, counts: Tensor | None, norm: nn.LayerNorm | None) -> _Options:
         """at: positions; counts: tokens of each sequence, all of a row where None."""
@@ -174,6 +191,7 @@ class HyperMixing(RowMixer):
 
     def cross(self, x: Tensor, rows: Rows | None, keys: Tensor, values: Tensor, key_rows: Rows | None) -> Tensor:
         self._check_length(max(x.shape[1], keys.shape[1]))
+        x, keys, values = self._blended_rows(x, rows), self._blended_rows(keys, key_rows), self._blended_rows(values, key_rows)
         queries, keys = (t + self.code(positions.count(t.shape[1], None, t.device), t.dtype) for t in (x, keys))
         net_in = self.net_in(x)
         net_out = net_in if self.net_out is None else self.net_out(x)
@@ -268,7 +286,7 @@ class HyperMixing(RowMixer):
             gpu = self.net_in.inner.is_cuda
             body = hyper_mix.expected(length, H, e, k, self.tied, i, gpu)
             matmul = body.matmul_flops(length, length, H, e, k, self.tied, i)
-            return Cost(matmul, pointwise + GELU * self.hidden * e)
+            return Cost(matmul, pointwise + GELU * self.hidden * e + length * 5 * self.dim * bool(self.shift))
         matmul = nets * length * H * 2 * (e * i + i * k)
         if self.decay == "gate":
             matmul += length * 2 * self.dim * H

@@ -140,7 +140,7 @@ class HyperMixings(Mixers):
 
     @classmethod
     def takes(cls, one: HyperMixing) -> bool:
-        return not one.causal and one.code.kind != "learned" and one.max_len <= select.SHORT
+        return not one.causal and not one.shift and one.code.kind != "learned" and one.max_len <= select.SHORT
 
     def __init__(self, parts: Sequence[HyperMixing], places: Places):
         super().__init__(parts)
