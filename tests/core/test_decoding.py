@@ -12,9 +12,11 @@ from torch.utils._pytree import tree_map
 from tests.cases import CAUSAL, DIM, Case, leaves, tokens
 from tokmix import Model, ModelConfig, generate
 from tokmix.core import capture
+from tokmix.core.block import LAYOUTS
 from tokmix.core.capture import CapturedStep
-from tokmix.core.decoding import ColumnWeights, Decoder
+from tokmix.core.decoding import Decoder
 from tokmix.core.mixer import inplace_states
+from tokmix.core.one_row import OneRow
 from tokmix.core.sampling import Choice
 from tokmix.core.segments import Segments
 from tokmix.layers import memory
@@ -99,8 +101,9 @@ def test_the_last_logits_alone(lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("tie", [True, False])
-def test_long_answers_read_column_weights_and_leave_the_model_as_it_was(tie: bool) -> None:
-    model = made(tie=tie)
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none"])
+def test_long_answers_of_one_row_agree_with_whole_passes_and_leave_the_model_as_it_was(tie: bool, positions: str) -> None:
+    model = made(tie=tie, positions=positions)
     before = {name: (p.data_ptr(), p.stride(), p.detach().clone()) for name, p in model.named_parameters()}
     expected: list[int] = []
     ids = [3, 1]
@@ -109,12 +112,55 @@ def test_long_answers_read_column_weights_and_leave_the_model_as_it_was(tie: boo
     assert generate(model, [ids], max_new=70) == [expected]
     for name, parameter in model.named_parameters():
         assert (parameter.data_ptr(), parameter.stride()) == before[name][:2] and torch.equal(parameter, before[name][2])
-    fed = model.layers[0].feed_forward
-    assert fed is not None
-    with pytest.raises(RuntimeError, match="stop here"), ColumnWeights(model).used():
-        assert fed.inner.weight.stride()[0] == 1
-        raise RuntimeError("stop here")
-    assert fed.inner.weight.stride()[1] == 1
+
+
+def stepped_both_ways(model: Model, tokens: int) -> None:
+    """The prepared step and the plain one, from the same state on: normed x, logits and the states after each token."""
+    ids = torch.randint(0, 23, (1, 3 + tokens))
+    with torch.inference_mode(), inplace_states(position=0, room=ids.shape[1]):
+        _, state = model.advance(ids[:, :3], model.init_state(1))
+    mine, row = tree_map(torch.clone, state), OneRow(model)
+    assert OneRow.fits(model)
+    for at in range(3, 3 + tokens):
+        with torch.inference_mode():
+            expected, state = model.advance(ids[:, at : at + 1], state)
+            with inplace_states(position=at, room=ids.shape[1]):
+                x, mine = row.hidden(ids[:, at : at + 1], mine, at)
+            torch.testing.assert_close(x, expected[0, 0])
+            torch.testing.assert_close(row.logits(x), model.finish(expected)[0])
+        for a, b in zip(leaves(mine), leaves(state), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("case", CAUSAL, ids=str)
+def test_the_prepared_step_of_every_mixer_agrees_with_the_plain_one(case: Case) -> None:
+    options = ", ".join(f"{name}={value!r}" for name, value in case.options.items())
+    stepped_both_ways(made(f"{case.name}({options})", layout="serialized"), 5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("more", [{}, {"feed_forward": None}, {"feed_forward_kind": "swiglu", "norm": "rms"}], ids=str)
+def test_the_prepared_step_in_every_layout(layout: str, more: dict[str, object]) -> None:
+    stepped_both_ways(made("hsm(heads=2), attention(rotary=True, bias=False)", layout=layout, positions="none", **more), 4)
+
+
+def test_watched_and_training_models_take_the_plain_step() -> None:
+    model = made()
+    assert OneRow.fits(model)
+    handle = model.layers[1].mixer.register_forward_hook(lambda *given: None)
+    assert not OneRow.fits(model)
+    handle.remove()
+    assert not OneRow.fits(model.train()) and not OneRow.fits(made().bfloat16())
+
+
+def test_the_prepared_step_refuses_ids_and_positions_that_are_not_there() -> None:
+    model = made(positions="learned")
+    row, state = OneRow(model), model.init_state(1)
+    with torch.inference_mode(), pytest.raises(ValueError, match="token id 23 is not in the vocabulary of 23"):
+        row.hidden(torch.tensor([[23]]), state, 0)
+    with torch.inference_mode(), pytest.raises(ValueError, match="longer than this model takes: max_len=96"):
+        row.hidden(torch.tensor([[1]]), state, 95)
+        row.hidden(torch.tensor([[1]]), state, 96)
 
 
 class Replayed:

@@ -27,8 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokmix.core import checks
-from tokmix.core.mixer import GELU, NORM, Cost, Mixer, State
+from tokmix.core.mixer import GELU, NORM, Cost, Mixer, PreparedStep, State
 from tokmix.core.offload import is_watched, with_weights
+from tokmix.core.product import product
 from tokmix.core.segments import Segments
 
 Branch = Callable[[Tensor], Tensor]
@@ -53,11 +54,20 @@ class FeedForward(nn.Module):
         self.outer = nn.Linear(width, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.inner(x)
+        return self.outer(self.activated(self.inner(x)))
+
+    def activated(self, hidden: Tensor) -> Tensor:
         if self.kind == "gelu":
-            return self.outer(F.gelu(hidden))
+            return F.gelu(hidden)
         gate, up = hidden.chunk(2, dim=-1)
-        return self.outer(F.silu(gate) * up)
+        return F.silu(gate) * up
+
+    def prepared(self) -> Branch:
+        """The same for many single tokens x [D] on a CPU."""
+        inner, outer = product(self.inner), product(self.outer)
+        if inner is None or outer is None:
+            return self
+        return lambda x: outer(self.activated(inner(x)))
 
     def cost(self, length: int) -> Cost:
         products = 2 if self.kind == "gelu" else 3
@@ -101,6 +111,21 @@ class Stepping(Mixing):
         return y
 
 
+class PreparedMixing(Mixing):
+    """The same for one token of one row, x [D], by a mixer's `prepared_step`."""
+
+    def __init__(self, mixer: Mixer, step: PreparedStep, state: State, position: int):
+        super().__init__(mixer, None)
+        self.step, self.state, self.position = step, state, position
+
+    def __call__(self, h: Tensor) -> Tensor:
+        y, self.state = self.step(h, self.state, self.position)
+        return y
+
+    def onto(self, x: Tensor, norm: nn.Module) -> Tensor:
+        return x + self(norm(x))
+
+
 class Layer(nn.Module, ABC):
     """A mixer and a feed-forward net (or None), wired by a layout."""
 
@@ -126,6 +151,23 @@ class Layer(nn.Module, ABC):
         norms = Cost(0, len(self.norm) * NORM * length * self.mixer.dim)
         fed = self.feed_forward.cost(length) if self.feed_forward is not None else Cost()
         return self.mixer.cost(length) + fed + norms
+
+
+class PreparedLayer:
+    """`Layer.step` for many tokens of one row on a CPU, x [D]."""
+
+    def __init__(self, layer: Layer):
+        self.layer, self.mixer = layer, layer.mixer
+        self.step = layer.mixer.prepared_step() or self._plain_step
+        self.feed = None if layer.feed_forward is None else layer.feed_forward.prepared()
+
+    def _plain_step(self, x: Tensor, state: State, position: int) -> tuple[Tensor, State]:
+        y, state = self.mixer.step(x[None, None], state)
+        return y[0, 0], state
+
+    def __call__(self, x: Tensor, state: State, position: int) -> tuple[Tensor, State]:
+        mix = PreparedMixing(self.mixer, self.step, state, position)
+        return self.layer.wire(x, mix, self.feed), mix.state
 
 
 class Pre(Layer):

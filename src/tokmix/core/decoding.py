@@ -1,22 +1,20 @@
 """The one decoding step that `tokmix.generate`, Hugging Face's generate, the play page and `bench decode` share.
 
-CPU   caches are written in place, and after some tokens the weights are read from copies laid out column by column: a product with
-      one token is bound by memory, and torch reads those a quarter faster.
+CPU   caches are written in place, and after some tokens of one row a prepared step takes over (one_row.py).
 CUDA  after some tokens the step is recorded once as a CUDA graph with buffers of its own, and replayed (capture.py).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokmix.core.capture import CapturedStep, CaptureError, Choose
 from tokmix.core.mixer import State, inplace_states
 from tokmix.core.model import Model, Watch
+from tokmix.core.one_row import OneRow
 from tokmix.core.segments import Segments
 
 WARM = 16  # tokens before something is prepared for the ones after them: short answers do not pay for it
@@ -38,7 +36,8 @@ class Decoder:
         self.model, self.room, self.choose, self.capture = model, room, choose, room > 0
         self.warm = 0 if tokens >= LONG else WARM
         self.seen = 0  # steps of one token
-        self.columns: ColumnWeights | None = None
+        self.row: OneRow | None = None
+        self.may_prepare = True
         self.captured: CapturedStep | None = None
 
     def read(
@@ -60,8 +59,12 @@ class Decoder:
         if captured is not None:
             state = captured(ids, state)
             return captured.x.clone(), state
-        with self._eager(ids, position):
-            return self.model.advance(ids, state)
+        row, position = self._one_row(ids, state, position)
+        with torch.no_grad(), inplace_states(position=position, room=self.room):
+            if row is None or position is None:
+                return self.model.advance(ids, state)
+            x, state = row.hidden(ids, state, position)
+            return x[None, None], state
 
     def next(self, ids: Tensor, state: State, *, position: int | None = None) -> tuple[Tensor, State]:
         """One token a row, then `choose`: ids [B, 1] -> (the ids [B] that follow, new state)."""
@@ -70,20 +73,23 @@ class Decoder:
         if captured is not None:
             state = captured(ids, state)
             return captured.chosen.clone(), state
-        with self._eager(ids, position):
-            logits, state = self.model.step(ids, state)
-        return self.choose(logits[:, -1]), state
+        row, position = self._one_row(ids, state, position)
+        with torch.no_grad(), inplace_states(position=position, room=self.room):
+            if row is None or position is None:
+                logits, state = self.model.step(ids, state)
+                return self.choose(logits[:, -1]), state
+            x, state = row.hidden(ids, state, position)
+            return self.choose(row.logits(x)), state
 
-    @contextmanager
-    def _eager(self, ids: Tensor, position: int | None) -> Iterator[None]:
-        """Around one token a row that is not captured."""
+    def _one_row(self, ids: Tensor, state: State, position: int | None) -> tuple[OneRow | None, int | None]:
+        """What is prepared for a step that is not captured, and where its row stands."""
         self.seen += 1
-        weights: AbstractContextManager[None] = nullcontext()
-        if not ids.is_cuda and ids.shape[0] == 1 and self.seen > self.warm:
-            self.columns = self.columns or ColumnWeights(self.model)
-            weights = self.columns.used()
-        with torch.no_grad(), inplace_states(position=position, room=self.room), weights:
-            yield
+        if ids.shape[0] != 1 or ids.is_cuda or self.seen <= self.warm:
+            return None, position
+        if self.row is None and self.may_prepare:
+            self.may_prepare = OneRow.fits(self.model)
+            self.row = OneRow(self.model) if self.may_prepare else None
+        return self.row, int(state["position"]) if position is None else position
 
     def make_room(self, tokens: int) -> None:
         """For a caller that does not know how long rows will get: at least so many tokens, in steps of CHUNK."""
@@ -101,25 +107,3 @@ class Decoder:
                 self.capture = False
                 return None
         return self.captured
-
-
-class ColumnWeights:
-    """Copies of a model's linear weights in column order, put in place of the weights for the time of a step."""
-
-    def __init__(self, model: Model):
-        weights = [model.embedding.weight] if isinstance(model.head, nn.Identity) else []
-        weights += [module.weight for module in model.modules() if type(module) is nn.Linear]
-        floats = (torch.float32, torch.float64)
-        plain = [weight for weight in weights if type(weight) is nn.Parameter and weight.dtype in floats and weight.device.type == "cpu"]
-        with torch.no_grad():
-            self.swaps = [(weight, weight.data, weight.data.t().contiguous().t()) for weight in plain]
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        try:
-            for weight, _, column in self.swaps:
-                weight.data = column
-            yield
-        finally:
-            for weight, row, _ in self.swaps:
-                weight.data = row

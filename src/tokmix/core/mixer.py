@@ -27,6 +27,8 @@ from tokmix.core.segments import Segments
 MODES = ("bidirectional", "causal", "cross", "padded", "packed", "step")
 
 State = Any  # a pytree of tensors, batch first
+# (x [D], the state before, the position on the host) -> (y [D], the state after); called inside `inplace_states`
+PreparedStep = Callable[[torch.Tensor, State, int], tuple[torch.Tensor, State]]
 
 # Floating-point operations of one element, as the HyperMixer paper counts them where it does.
 GELU, SOFTMAX, SIGMOID, NORM = 9, 3, 4, 8
@@ -171,6 +173,10 @@ class Mixer(nn.Module, ABC):
 
     def step_normed(self, x: Tensor, norm: nn.Module, state: State, segments: Segments | None = None) -> tuple[Tensor, State] | None:
         """As `add_normed`, for `step`."""
+        return None
+
+    def prepared_step(self) -> PreparedStep | None:
+        """`step` for many tokens of one row on a CPU, with weights that stay as they are; None where `step` itself will do."""
         return None
 
     def reach(self) -> int | None:

@@ -215,12 +215,12 @@ class Model(nn.Module):
         ids = ids.long()  # numbers of fewer bits would give n-grams other hashes
         if segments is not None:  # whatever stands at padding need not be a known id
             ids = torch.where(segments.mask, ids, 0)
-        x = self._look_up(ids) * self.embedding_scale
+        x = self.embedding_of(ids) * self.embedding_scale
         if self.features is not None:
             x = x + self.features(ids, segments)
         return x + self.position_code(positions, x.dtype)
 
-    def _look_up(self, ids: Tensor) -> Tensor:
+    def embedding_of(self, ids: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             return self.embedding(ids)
         try:
@@ -284,7 +284,7 @@ class Model(nn.Module):
         """Of tokens that continue rows at `position` [B]: [B, T], or [T] where the host knows one start for all rows."""
         allowed = in_place()
         if segments is None and allowed is not None and allowed.position is not None:
-            self._check_room(allowed.position + ids.shape[1])
+            self.check_room(allowed.position + ids.shape[1])
             return torch.arange(allowed.position, allowed.position + ids.shape[1], device=ids.device)
         steps = count(ids.shape[1], None, ids.device) if segments is None else segments.positions
         return self._within(position[:, None] + steps, segments, fixed=allowed is not None and allowed.fixed)
@@ -295,10 +295,10 @@ class Model(nn.Module):
         if self.config.positions != "learned" or torch.compiler.is_compiling() or positions.numel() == 0 or fixed:
             return positions
         real = positions if segments is None else torch.where(segments.mask, positions, 0)
-        self._check_room(int(real.max()) + 1)
+        self.check_room(int(real.max()) + 1)
         return real
 
-    def _check_room(self, length: int) -> None:
+    def check_room(self, length: int) -> None:
         if self.config.positions == "learned" and length > self.config.max_len:
             raise ValueError(f"a sequence of {length} tokens is longer than this model takes: max_len={self.config.max_len}")
 

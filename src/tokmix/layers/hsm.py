@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tokmix.core import checks
-from tokmix.core.mixer import GELU, SIGMOID, Cost, State, in_place, register
+from tokmix.core.mixer import GELU, SIGMOID, Cost, PreparedStep, State, in_place, register
 from tokmix.core.rowmixer import RowMixer
 from tokmix.core.segments import Rows, Segments
 from tokmix.layers import memory
@@ -223,6 +223,20 @@ class HSM(RowMixer):
         for slot, head in zip(slots, x[:, 0].chunk(self.heads, dim=-1), strict=True):
             slot.copy_(head)
         return y
+
+    def prepared_step(self) -> PreparedStep | None:
+        if self.variant not in ("ab", "vector"):
+            return None
+        a, b = (weight.detach().expand(self.heads, self.dim // self.heads).reshape(-1) for weight in self.weights())
+
+        def step(x: Tensor, state: State, position: int) -> tuple[Tensor, State]:
+            slots = [ring[0, position % shift] for ring, shift in zip(state["rings"], self.shifts, strict=True)]
+            y = torch.addcmul(a * x, b, slots[0] if self.heads == 1 else torch.cat(slots))
+            for slot, head in zip(slots, x.chunk(self.heads), strict=True):
+                slot.copy_(head)
+            return y, {"rings": state["rings"], "position": state["position"].add_(1)}
+
+        return step
 
     def _stepped(
         self, x: Tensor, rings: list[Tensor], position: Tensor, new: Tensor | None, norm: tuple[Tensor, Tensor, float] | None

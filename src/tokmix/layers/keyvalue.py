@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from tokmix.core import checks, positions
-from tokmix.core.mixer import Cost, State, in_place
+from tokmix.core.mixer import Cost, PreparedStep, State, in_place
+from tokmix.core.product import product
 from tokmix.core.rowmixer import RowMixer
 from tokmix.core.segments import Rows
 from tokmix.layers import memory
@@ -105,6 +106,22 @@ class KeyValueMixer(RowMixer):
             after["last"] = memory.recent(state["last"], x, rows)
         y = self.read(q, keys.transpose(1, 2), values.transpose(1, 2), seen, plain)
         return self.out(merge_heads(y)), after
+
+    def prepared_step(self) -> PreparedStep | None:
+        qkv, out = product(self.q, self.k, self.v), product(self.out)
+        if qkv is None or out is None or self.window is not None or self.conv:
+            return None
+
+        def step(x: Tensor, state: State, position: int) -> tuple[Tensor, State]:
+            q, k, v = qkv(x).view(3, 1, 1, self.heads, -1).unbind()  # [1, 1, H, e]
+            if self.rotary:
+                at = torch.tensor([position])
+                q, k = (positions.rotary(part.transpose(1, 2), at).transpose(1, 2) for part in (q, k))
+            keys, values = memory.append(state["k"], k, state["position"]), memory.append(state["v"], v, state["position"])
+            y = self.read(q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), None, False)
+            return out(y.view(-1)), {"position": state["position"] + 1, "k": keys, "v": values}
+
+        return step
 
     def _windowed(self, length: int, position: Tensor) -> Tensor:
         """Who sees whom when the last window - 1 tokens stand before the new ones: [B, 1, L, window - 1 + L]."""
