@@ -133,7 +133,7 @@ def test_every_step_of_a_run_can_be_resumed_from(data, tmp_path):
         broken.step()
         if broken._evaluation_due():
             broken.evaluate()
-        broken.save()
+        broken.save(wait=True)
         broken = engine(tmp_path / "b")
         assert broken.restore()
     broken.run()

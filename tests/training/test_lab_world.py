@@ -104,6 +104,9 @@ def test_a_checkpoint_of_two_continues_on_one_and_back(data, alone, tmp_path):
         launch(processes, data, out, tmp_path, stop)
         if stop:
             assert Checkpoints(out / "checkpoints").load()[1]["step"] == stop
+            parts = [f"part-{rank}.safetensors" for rank in range(processes)]  # a process writes its own part
+            last = Checkpoints(out / "checkpoints").last
+            assert processes == 1 or sorted(one.name for one in last.iterdir()) == ["checkpoint.json", *parts]
     one, mixed = losses(alone), losses(out)
     assert len(one) == len(mixed) == 50
     assert max(abs(a - b) for a, b in zip(one, mixed, strict=True)) < 1e-5

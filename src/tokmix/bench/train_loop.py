@@ -36,7 +36,7 @@ class Unsaved(Engine):
     """A turn is a whole run, of few steps: the checkpoint at its end, all weights and moments copied to the host, would weigh as
     much as the steps, and so would the opening of the energy counter."""
 
-    def save(self) -> None:
+    def save(self, wait: bool = False) -> None:
         self.look()
 
 

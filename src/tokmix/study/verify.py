@@ -13,7 +13,7 @@ from tokmix.data.card import NAME as CARD
 from tokmix.data.tokens import TokenFiles
 from tokmix.runs.files import read_json
 from tokmix.training import model_folder
-from tokmix.training.checkpoint import CHECKSUM, Checkpoints, Header, load_tensors
+from tokmix.training.checkpoint import CHECKSUM, Checkpoints, load_tensors, open_checkpoint
 from tokmix.training.report import read_log
 from tokmix.training.run_record import NAME as RUN
 from tokmix.training.run_record import RunRecord
@@ -72,13 +72,13 @@ def _training(path: Path) -> Iterator[Finding]:
             yield from _folder(path / name)
     for part in (path, path / WARM_UP):
         for file in Checkpoints(part / "checkpoints").files():
-            yield _try(file, lambda file=file: _tensors(file, True))  # type: ignore[misc]
+            yield _try(file, lambda file=file: _checkpoint(file))  # type: ignore[misc]
         if (log := part / "log.jsonl").is_file():
             entries, lost = read_log(log)
             damage = f"{log} is damaged: {lost} of its lines cannot be read"
             yield Finding(log, DAMAGED, damage) if lost else Finding(log, NO_CHECKSUM, f"{len(entries)} entries")
     if (path / WARM_UP / WEIGHTS).is_file():
-        yield _try(path / WARM_UP / WEIGHTS, lambda: _tensors(path / WARM_UP / WEIGHTS, False))
+        yield _try(path / WARM_UP / WEIGHTS, lambda: _tensors(path / WARM_UP / WEIGHTS))
 
 
 def _try(path: Path, look: Callable[[], tuple[str, str]]) -> Finding:
@@ -101,8 +101,11 @@ def _model(path: Path) -> tuple[str, str]:
     return (WHOLE, f"{count} files") if count else (NO_CHECKSUM, "written before hashes were kept")
 
 
-def _tensors(path: Path, checkpoint: bool) -> tuple[str, str]:
+def _checkpoint(path: Path) -> tuple[str, str]:
+    found = open_checkpoint(path)
+    return WHOLE if found.checked else NO_CHECKSUM, f"{len(found.shapes)} tensors"
+
+
+def _tensors(path: Path) -> tuple[str, str]:
     tensors, notes = load_tensors(path)
-    if checkpoint:
-        Header.read(notes, path)
     return WHOLE if CHECKSUM in notes else NO_CHECKSUM, f"{len(tensors)} tensors"

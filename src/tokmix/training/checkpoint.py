@@ -1,36 +1,49 @@
-"""Checkpoints: one safetensors file each, whole or not there, never a pickle.
+"""Checkpoints: whole or not there, never a pickle.
 
-    checkpoints/step-00000120.safetensors    weights., first., second. (the optimizer's moments), best. (the best weights so far)
-                                             and, in the header, what is not a tensor, as JSON, and a checksum of everything
+    checkpoints/step-00000120.safetensors    of one process: weights., first., second. (the optimizer's moments), best. (the best
+                                             weights so far) and, in the header, what is not a tensor, as JSON, and a checksum
+    checkpoints/step-00000120/               of several processes, a part by each: see checkpoint_parts.py
 
-A checkpoint is written under another name, flushed to the disk and renamed: a process killed in between leaves a file that
-nobody reads. The last few are kept, so that there is one to go back to should the newest prove damaged.
+`begin` copies the tensors to host memory. A thread writes the copy while training goes on: under another name, flushed to the disk,
+then renamed. A process killed in between leaves a file that nobody reads. The last few checkpoints are kept, so there is one to go
+back to where the newest is damaged.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tokmix.core.optional import need
-from tokmix.runs.files import Damaged, remove_partial, replacing
+from tokmix.runs.files import PARTIAL, Damaged, remove_partial, replacing, sync_folder
+from tokmix.training.distributed import World
+
+if TYPE_CHECKING:
+    from tokmix.training.checkpoint_parts import Part
 
 FORMAT = "tokmix-checkpoint"
 VERSION = 2  # 1: the same without a checksum
 KEPT = 2
 CHECKSUM = "sha256"
+NAME = re.compile(r"step-(\d+)(\.safetensors)?")
+LayOut = Callable[[Tensor, Tensor], Tensor]  # (tensor of this process, full tensor) -> what of it this process keeps
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a checkpoint holds beside tensors."""
+    """What the file of one process holds beside tensors."""
 
     state: dict[str, Any]
     version: int = VERSION
@@ -56,14 +69,65 @@ class Header:
         return cls(state, int(version))
 
 
+class Stored:
+    """A checkpoint that was found whole."""
+
+    checked = True  # by a checksum
+
+    def __init__(self, path: Path, state: dict[str, Any], shapes: dict[str, torch.Size], types: dict[str, torch.dtype]):
+        self.path, self.state, self.shapes, self.types = path, state, shapes, types
+
+    def read(self, into: dict[str, Tensor], lay_out: LayOut) -> None:
+        """Fill the tensors, in place. They have the names of the checkpoint's."""
+        missing = [name for name in into if name not in self.shapes] + [name for name in self.shapes if name not in into]
+        if missing:
+            raise Damaged(f"{self.path} does not belong to this run: only one of the two has {missing[0]!r}")
+        for name, tensor in into.items():
+            if tensor.shape != self.shapes[name]:
+                raise Damaged(f"{self.path} does not belong to this run: {name} is {list(self.shapes[name])}, not {list(tensor.shape)}")
+        with torch.no_grad():
+            self._fill(into, lay_out)
+
+    def _fill(self, into: dict[str, Tensor], lay_out: LayOut) -> None:
+        raise NotImplementedError
+
+
+class StoredFile(Stored):
+    """By one process."""
+
+    def __init__(self, path: Path):
+        self.tensors, notes = load_tensors(path)
+        self.checked = CHECKSUM in notes
+        shapes, types = ({name: getattr(one, part) for name, one in self.tensors.items()} for part in ("shape", "dtype"))
+        super().__init__(path, Header.read(notes, path).state, shapes, types)
+
+    def _fill(self, into: dict[str, Tensor], lay_out: LayOut) -> None:
+        for name, tensor in into.items():
+            tensor.copy_(lay_out(tensor, self.tensors[name]))
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """A checkpoint on its way to the disk."""
+
+    path: Path
+    state: dict[str, Any]
+    done: Future[str]  # a checksum
+    part: Part | None = None  # of several processes
+
+
 class Checkpoints:
     def __init__(self, folder: Path, keep: int = KEPT):
         self.folder, self.keep = folder, keep
-        self.passed_over: list[str] = []  # why files newer than the one loaded were not
+        self.passed_over: list[str] = []  # why checkpoints newer than the one loaded were not
+        self.seconds = 0.0  # the last one took, from `begin` to the disk
+        self.writing: _Writing | None = None
+        self.threads: ThreadPoolExecutor | None = None
 
     def files(self) -> list[Path]:
-        """Oldest first."""
-        return sorted(self.folder.glob("step-*.safetensors"))
+        """Files and folders, oldest first."""
+        found = [(int(match[1]), path) for path in self.folder.glob("step-*") if (match := NAME.fullmatch(path.name))]
+        return [path for _, path in sorted(found)]
 
     @property
     def last(self) -> Path | None:
@@ -76,34 +140,143 @@ class Checkpoints:
             for path in self.folder.glob(pattern):
                 path.unlink(missing_ok=True)
 
-    def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
-        path = self.folder / f"step-{step:08d}.safetensors"
-        save_tensors(path, tensors, Header(state).notes())
-        files = self.files()
-        for old in [*files[: files.index(path)][: -self.keep + 1 or None], *files[files.index(path) + 1 :]]:  # later ones were passed over
-            old.unlink()
-        return path
+    # --- writing -------------------------------------------------------------------------------------------------------
 
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The newest that can be read; None where there is none."""
+    def save(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any], world: World = World()) -> Path:  # noqa: B008 - frozen
+        """It is on the disk on return. Every process has to call this."""
+        self.begin(step, tensors, state, world)
+        self.finish(world)
+        return self.folder / self._name(step, world)
+
+    def begin(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any], world: World = World()) -> None:  # noqa: B008
+        """Copy the tensors to host memory and write them in the background. The one before is waited for. Every process has to call
+        this. OSError where the one before could not be written."""
+        self.finish(world)
+        self.threads = self.threads or ThreadPoolExecutor(1, "checkpoint")
+        path, began = self.folder / self._name(step, world), time.monotonic()
+        if world.size > 1:
+            from tokmix.training.checkpoint_parts import Part
+
+            partial = path.with_name(f".{path.name}{PARTIAL}-{world.agree(secrets.token_hex(6))}")
+            part = Part(partial, tensors, world)
+            self.writing = _Writing(path, state, self.threads.submit(self._timed, began, part.write), part)
+        else:
+            copies = copy_to_host(tensors)
+            self.writing = _Writing(path, state, self.threads.submit(self._timed, began, lambda: self._write(path, copies, state)))
+
+    @staticmethod
+    def _name(step: int, world: World) -> str:
+        return f"step-{step:08d}" + (".safetensors" if world.size == 1 else "")
+
+    def _timed(self, began: float, act: Callable[[], str]) -> str:
+        made = act()
+        self.seconds = time.monotonic() - began
+        return made
+
+    def _write(self, path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> str:
+        made = save_tensors(path, tensors, Header(state).notes())
+        self._prune(path)
+        return made
+
+    @property
+    def written(self) -> bool:
+        """Whether this process has no more to write, or failed to."""
+        return self.writing is None or self.writing.done.done()
+
+    def finish(self, world: World = World()) -> None:  # noqa: B008 - frozen
+        """Wait until what was begun is on the disk under its name. Every process has to call this; OSError on all where one fails."""
+        if self.writing is None:
+            return
+        writing, self.writing = self.writing, None
+        if writing.part is None:
+            writing.done.result()
+            return
+        writing.part.commit(writing.path, writing.state, writing.done, world, self._prune)
+
+    def settle(self) -> None:
+        """Wait for this process's writing alone, without an error. What several processes were writing is not finished by it."""
+        if self.writing is not None:
+            self.writing.done.exception()
+
+    def _prune(self, path: Path) -> None:
+        """Keep the last few up to the one just written; later ones were passed over."""
+        files = self.files()
+        place = files.index(path)
+        for old in [*files[:place][: -self.keep + 1 or None], *files[place + 1 :]]:
+            remove(old)
+
+    # --- reading -------------------------------------------------------------------------------------------------------
+
+    def newest(self, world: World = World()) -> Stored | None:  # noqa: B008 - frozen
+        """The newest that is whole; None where there is none. Every process has to call this."""
         self.passed_over = []
-        for path in reversed(self.files()):
+        for name in reversed(world.agree([path.name for path in self.files()])):
+            found, problem = None, None
             try:
-                tensors, notes = load_tensors(path)
-                return tensors, Header.read(notes, path).state
+                found = open_checkpoint(self.folder / name, world)
             except (ValueError, OSError) as error:
-                self.passed_over.append(str(error))
+                problem = str(error)
+            problems = [told for told in world.gather(problem) if told is not None]
+            if not problems:
+                return found
+            self.passed_over.append(problems[0])
         if self.passed_over:
             raise Damaged(f"no checkpoint in {self.folder} can be read: {self.passed_over[0]}")
         return None
 
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """All tensors of the newest that is whole, in one process, and the state."""
+        found = self.newest()
+        if found is None:
+            return None
+        tensors = {name: torch.empty(shape, dtype=found.types[name]) for name, shape in found.shapes.items()}
+        found.read(tensors, lambda tensor, full: full)
+        return tensors, found.state
 
-def save_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, str]) -> None:
-    """The file appears complete or not at all; its header has a checksum of the tensors and the notes."""
+
+def open_checkpoint(path: Path, world: World = World()) -> Stored:  # noqa: B008 - frozen
+    """Damaged where it is not whole. Several processes share out the parts to be checked."""
+    if path.is_dir():
+        from tokmix.training.checkpoint_parts import StoredParts
+
+        return StoredParts(path, world)
+    return StoredFile(path)
+
+
+def remove(path: Path) -> None:
+    """A folder gets a hidden name first, so that a half of it is never taken for a checkpoint."""
+    if not path.is_dir():
+        path.unlink()
+        return
+    hidden = path.with_name(f".{path.name}{PARTIAL}-{secrets.token_hex(6)}")
+    path.rename(hidden)
+    sync_folder(path.parent)
+    shutil.rmtree(hidden)
+
+
+def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies that training does not change. From a GPU by one transfer after another, waited for once."""
+    copies, device = {}, None
+    for name, tensor in tensors.items():
+        if tensor.is_cuda:
+            device = tensor.device
+            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            copies[name] = pinned.copy_(tensor.detach(), non_blocking=True)
+        else:
+            copies[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if device is not None:
+        torch.cuda.synchronize(device)
+    return copies
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, str]) -> str:
+    """The file appears complete or not at all; its header has a checksum of the tensors and the notes, which is returned."""
     safe = need("safetensors.torch", "saving a model")
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    made = checksum(whole, notes)
     with replacing(path) as partial:
-        safe.save_file(whole, partial, notes | {CHECKSUM: checksum(whole, notes)})
+        safe.save_file(whole, partial, notes | {CHECKSUM: made})
+    return made
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -77,7 +77,7 @@ class Engine:
         self.recent: list[Tensor] = []  # [loss, gradient norm] of the steps since the last look
         self.stop = False
         self.pace: float | None = None  # seconds of a step, from a trial
-        self.saving = 0.0  # seconds of the last checkpoint
+        self.saved_step: int | None = None  # of the newest checkpoint of this process
         self.fitted = 0.0  # when --minutes was last compared with the clock
         self.meter = Meter(world.device)
 
@@ -92,30 +92,25 @@ class Engine:
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def save(self) -> None:
-        began = time.monotonic()
+    def save(self, wait: bool = False) -> None:
         self.look()  # a checkpoint is good: nothing that diverged is ever saved
         self.meter.sample(now=True)
         self.progress.measured = self.meter.totals(self.world.gather(self.meter.own()))
-        tensors: dict[str, Tensor] = {}
-        for name, tensor in state.tensors_of(self.model, self.optimizers, self.average, self.best).items():
-            full = self.sharding.whole(tensor)  # every rank takes part, the first one keeps it
-            if self.world.first:
-                tensors[name] = full.cpu()
-        if self.world.first:
-            self.checkpoints.save(self.progress.step, tensors, asdict(self.progress))
-        self.world.wait()
-        self.saving = time.monotonic() - began
+        held = state.tensors_of(self.model, self.optimizers, self.average, self.best)
+        self.checkpoints.begin(self.progress.step, held, asdict(self.progress), self.world)
+        self.saved_step = self.progress.step
+        if wait:
+            self.checkpoints.finish(self.world)
 
     def restore(self) -> bool:
         """Continue from the newest checkpoint, where there is one."""
-        found = self.checkpoints.load()
+        found = self.checkpoints.newest(self.world)
         if found is None:
             return False
-        tensors, notes = found
-        self.progress = Progress(**notes)
+        self.progress = Progress(**found.state)
+        self.saved_step = self.progress.step
         self.meter.resume(self.progress.measured)
-        self.best = state.load(tensors, self.progress.step, self.model, self.optimizers, self.average, self.sharding)
+        self.best = state.load(found, self.progress.step, self.model, self.optimizers, self.average, self.sharding)
         return True
 
     # --- a trial before the first step ---------------------------------------------------------------------------------
@@ -182,14 +177,18 @@ class Engine:
                 self.meter.sample()
                 if self.train.minutes is not None:
                     self._fit_to_clock()
-                stop, late = self._requests(time.monotonic() - saved > self.train.save_seconds)
+                stop, late, writing = self._requests(time.monotonic() - saved > self.train.save_seconds)
+                if not writing:
+                    self.checkpoints.finish(self.world)
                 if stop:
-                    self.save()
+                    self.save(wait=True)
                     raise Interrupted(f"stopped after step {progress.step} of {progress.total}")
                 if late or (self.train.save_steps and progress.step % self.train.save_steps == 0):
                     self.save()
                     saved = time.monotonic()
-            self.save()
+            if self.saved_step != progress.step:
+                self.save()
+            self.checkpoints.finish(self.world)
         if self.best is not None:
             self.model.load_state_dict(self.best)
         else:
@@ -199,10 +198,10 @@ class Engine:
         return progress
 
     def _requests(self, late: bool) -> list[bool]:
-        """(stop, save). Several processes ask each other now and then only: asking waits for the slowest."""
+        """(stop, save, still writing). Several processes ask each other now and then only: asking waits for the slowest."""
         if self.world.size > 1 and self.progress.step % AGREE:
-            return [False, False]
-        return self.world.any(self.stop, late)
+            return [False, False, True]
+        return self.world.any(self.stop, late, not self.checkpoints.written)
 
     @torch.no_grad()
     def _swap(self) -> None:
@@ -256,6 +255,7 @@ class Engine:
         bad = (~torch.isfinite(values).all(1)).nonzero().flatten().tolist()
         if bad:
             step = self.progress.step - len(values) + bad[0] + 1
+            self.checkpoints.settle()
             good = self.checkpoints.last
             kept = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
             what = "loss" if not math.isfinite(values[bad[0], 0]) else "gradient"
@@ -325,7 +325,7 @@ class Engine:
         """Of --minutes, for steps: without what was spent, the evaluations that are to come and the final one."""
         assert self.train.minutes is not None
         progress = self.progress
-        finish = self._evaluation_estimate("final") + self.saving + min(FINISH, SHARE * 60 * self.train.minutes)
+        finish = self._evaluation_estimate("final") + self.checkpoints.seconds + min(FINISH, SHARE * 60 * self.train.minutes)
         left = 60 * self.train.minutes - progress.spent - progress.seconds - finish
         if self.work.held is None:
             return left

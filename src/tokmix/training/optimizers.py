@@ -8,7 +8,7 @@ A step can be captured as a CUDA graph: with `capturable` the rate is a tensor o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -139,22 +139,16 @@ class Optimizers:
                     found |= {f"{short}.{name}": state[own] for short, own in kept.items()}
         return found
 
-    def load(self, tensors: dict[str, Tensor], step: int, laid_out: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """What `state` gave. laid_out(parameter, full tensor) -> the part of it that this process keeps."""
+    def allocate(self, names: Container[str], step: int) -> None:
+        """Make room for the state of a checkpoint of that step, which has tensors of these names; `state` gives it, to be filled."""
         for part in self.parts:
             adam = isinstance(part, torch.optim.AdamW)
             for group in part.param_groups:
                 for parameter in group["params"]:
-                    kept = {short: tensors.get(f"{short}.{self._name(parameter)}") for short in (ADAM if adam else (MOMENTUM,))}
-                    if any(full is None for full in kept.values()):
-                        continue
-                    laid = {
-                        ADAM.get(short, "momentum_buffer"): torch.empty_like(parameter).copy_(laid_out(parameter, full))
-                        for short, full in kept.items()
-                        if full is not None
-                    }
-                    done = {"step": torch.tensor(float(step), device=parameter.device)} if adam else {}
-                    part.state[parameter] = {**done, **laid}
+                    if all(f"{short}.{self._name(parameter)}" in names for short in (ADAM if adam else (MOMENTUM,))):
+                        done = {"step": torch.tensor(float(step), device=parameter.device)} if adam else {}
+                        own = ADAM.values() if adam else ("momentum_buffer",)
+                        part.state[parameter] = {**done, **{name: torch.zeros_like(parameter) for name in own}}
 
     def _name(self, parameter: nn.Parameter) -> str:
         return next(name for name, one in self.named if one is parameter)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from tokmix.core.model import Model
+from tokmix.training.checkpoint import Stored
 from tokmix.training.optimizers import Optimizers
 from tokmix.training.sharding import Replicated
 
@@ -27,17 +29,11 @@ def tensors_of(model: Model, optimizers: Optimizers, average: Sequence[Tensor], 
 
 
 def load(
-    tensors: dict[str, Tensor], step: int, model: Model, optimizers: Optimizers, average: Sequence[Tensor], sharding: Replicated
+    stored: Stored, step: int, model: Model, optimizers: Optimizers, average: Sequence[Tensor], sharding: Replicated
 ) -> dict[str, Tensor] | None:
-    """Into the model, the optimizers and the mean -> the best weights"""
+    """From a checkpoint into the model, the optimizers and the mean -> the best weights"""
+    optimizers.allocate(stored.shapes, step)
     known = model.state_dict()
-    model.load_state_dict({name: sharding.like(known[name], full) for name, full in _part(tensors, "weights.").items()})
-    optimizers.load(tensors, step, sharding.like)
-    averages = _part(tensors, "average.")
-    for (name, _), mean in zip(model.named_parameters(), average, strict=bool(average)):
-        mean.copy_(sharding.like(mean, averages[name]))
-    return {name: sharding.like(known[name], full).clone() for name, full in _part(tensors, "best.").items()} or None
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    best = {name: torch.empty_like(tensor) for name, tensor in known.items() if f"best.{name}" in stored.shapes}
+    stored.read(tensors_of(model, optimizers, average, best), sharding.like)
+    return best or None

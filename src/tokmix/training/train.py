@@ -275,6 +275,7 @@ class _Run:
                 log.add_cost(engine.progress.step, engine.progress.epoch, error.cost)
             raise
         finally:
+            engine.checkpoints.settle()
             log.close()
 
     def _describe(self, engine: Engine) -> None:
