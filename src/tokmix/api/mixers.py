@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tokmix.contract.run import Outcome
 
-SHOWN = 3  # cases of a rule that are told; the rest is counted
+SHOWN = 3  # failed cases shown for a rule; the rest is counted
 
 
 def check(what: str | Path, *, only: str | None = None, say: Callable[[str], None] = lambda line: None) -> dict[str, list[Outcome]]:
@@ -37,7 +37,8 @@ def check(what: str | Path, *, only: str | None = None, say: Callable[[str], Non
         if not found[name]:
             raise ValueError(f"no rule has {only!r} in its name; without --only all of them are named")
         failed = [one for one in found[name] if one.failed]
-        say(f"{name}: {len(failed)} of {len(found[name])} rules fail" if failed else f"{name}: all {len(found[name])} rules hold")
+        rest = "; the others were not tried" if found[name][-1].stopped else ""
+        say(f"{name}: {len(failed)} of {len(found[name])} rules fail{rest}" if failed else f"{name}: all {len(found[name])} rules hold")
     return found
 
 

@@ -61,7 +61,8 @@ def other_values(hint: Any, default: Any) -> list[Any]:
 
 
 def cases(names: Iterable[str] | None = None) -> tuple[list[Case], dict[str, ValueError]]:
-    """(what can be made, what its constructor refuses and how). An option may ask for another one or for the causal form."""
+    """(what can be made, what its constructor refuses and how). An option may ask for another one or for the causal form.
+    Raises what the constructor raises with its defaults."""
     found: list[Case] = []
     refused: dict[str, ValueError] = {}
     for name in mixers() if names is None else names:
@@ -70,7 +71,9 @@ def cases(names: Iterable[str] | None = None) -> tuple[list[Case], dict[str, Val
         for causal in (False, True):
             if ("causal" if causal else "bidirectional") not in cls.modes:
                 continue
-            found.append(Case(name, causal))
+            default = Case(name, causal)
+            default.make()
+            found.append(default)
             for option, parameter in options(name).items():
                 for value in other_values(hints.get(option), parameter.default):
                     case = Case(name, causal, {option: value})

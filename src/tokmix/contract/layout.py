@@ -40,6 +40,17 @@ def agrees_in(case: Case, layout: str) -> None:
     zero(y, ids == 0, f"{layout}: the output at padding")
 
 
+@rule("the output has the shape of the input, and repeats", first=True)
+def output_fits_and_repeats(case: Case) -> None:
+    """Before all other rules, which would say the same in many words."""
+    mixer, x = case.make(), tokens(2, 6, DIM).requires_grad_()
+    y = mixer(x)
+    hold(isinstance(y, torch.Tensor), f"tokens come out as {type(y).__name__} instead of a tensor")
+    hold(y.shape == x.shape, f"tokens of shape {list(x.shape)} come out as {list(y.shape)}")
+    hold(y.requires_grad, "no gradient flows back to the tokens")
+    close(mixer(x), y, "a second call with the same tokens", "row token channel")
+
+
 @rule("padded sequences come out as they do alone", padded)
 def padded_agrees(case: Case) -> None:
     for layout in ("padded", "padded wider", "left padded", "an empty row"):
@@ -76,7 +87,7 @@ def padding_has_no_gradient(case: Case) -> None:
             finite(parameter.grad, f"the gradient of {name}, where padding holds NaN,")
 
 
-@rule("rows, tokens or both may be none")
+@rule("a batch may have no rows, no tokens, or one token")
 def takes_small_shapes(case: Case) -> None:
     for shape in ((0, 5), (3, 0), (2, 1)):
         takes_shape(case, shape)

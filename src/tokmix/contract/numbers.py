@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokmix.contract.cases import DIM, MAX_LEN, Case, tokens
 from tokmix.contract.rules import Broken, close, finite, hold, is_default, rule
+from tokmix.core.mixer import Cost
 from tokmix.core.segments import Segments
 
 
@@ -50,6 +52,7 @@ def cost_at(case: Case, length: int) -> None:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         mixer(torch.empty(1, length, DIM, device="meta", dtype=torch.float64))
     cost = mixer.cost(length)
+    hold(isinstance(cost, Cost), f"cost({length}) returns {cost!r} instead of a tokmix.Cost")
     counted = counter.get_total_flops()
     hold(cost.matmul == counted, f"cost({length}).matmul is {cost.matmul:,}, and torch counts {counted:,}")
     hold(cost.pointwise >= 0, f"cost({length}).pointwise is {cost.pointwise}")
@@ -136,7 +139,7 @@ def gradcheck(case: Case) -> None:
 def _gradcheck(function: object, given: Tensor, what: str) -> None:
     try:
         passed = torch.autograd.gradcheck(function, (given,), fast_mode=True, atol=1e-6)  # type: ignore[arg-type]
-    except torch.autograd.gradcheck.GradcheckError as error:  # type: ignore[attr-defined]
+    except GradcheckError as error:
         raise Broken(f"the gradient of {what} is not the slope: {' '.join(str(error).split())[:200]}") from None
     hold(passed, f"the gradient of {what} is not the slope")
 

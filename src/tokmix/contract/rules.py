@@ -26,16 +26,17 @@ class Rule:
     check: Callable[[Case], None]
     applies: Callable[[Case], bool]
     advice: bool = False  # not part of the contract: worth knowing
+    first: bool = False  # the other rules make no sense where this one fails
 
 
 RULES: list[Rule] = []
 
 
 def rule(
-    name: str, applies: Callable[[Case], bool] = lambda case: True, advice: bool = False
+    name: str, applies: Callable[[Case], bool] = lambda case: True, advice: bool = False, first: bool = False
 ) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
     def add(check: Callable[[Case], None]) -> Callable[[Case], None]:
-        RULES.append(Rule(name, check, applies, advice))
+        RULES.append(Rule(name, check, applies, advice, first))
         return check
 
     return add

@@ -11,7 +11,8 @@ from pathlib import Path
 from tokmix.contract import layout, numbers, stepping  # noqa: F401 - they add their rules
 from tokmix.contract.cases import Case, cases
 from tokmix.contract.rules import RULES, Broken, Rule
-from tokmix.core.mixer import MODES, mixer_class, options
+from tokmix.core.mixer import MODES, Mixer, mixer_class, options
+from tokmix.core.rowmixer import RowMixer
 
 
 @dataclass
@@ -22,6 +23,7 @@ class Outcome:
     cases: int
     failures: dict[str, str] = field(default_factory=dict)  # case -> what is wrong
     advice: bool = False
+    stopped: bool = False  # it fails, and the rules after it were not tried
 
     @property
     def failed(self) -> bool:
@@ -33,13 +35,14 @@ def check_mixer(name: str, file: Path | None = None, only: str | None = None) ->
     these words in their name."""
     said = declared(name)
     if said.failed or only is None:
+        said.stopped = said.failed
         yield said
     if said.failed:
         return
     try:
         every, refused = cases([name])
     except Exception as error:
-        yield Outcome("it can be made", 1, {name: describe(error, file)})
+        yield Outcome("it can be made", 1, {name: describe(error, file)}, stopped=True)
         return
     if refused and only is None:
         shown = {case: f"refused: {error}" for case, error in refused.items()}
@@ -47,7 +50,11 @@ def check_mixer(name: str, file: Path | None = None, only: str | None = None) ->
     for one in RULES:
         chosen = [case for case in every if one.applies(case)]
         if chosen and (only is None or only.lower() in one.name.lower()):
-            yield _outcome(one, chosen, file)
+            outcome = _outcome(one, chosen, file)
+            outcome.stopped = one.first and any(str(case) in outcome.failures for case in chosen if not case.options)
+            yield outcome
+            if outcome.stopped:
+                return
 
 
 def _outcome(one: Rule, chosen: list[Case], file: Path | None) -> Outcome:
@@ -90,4 +97,27 @@ def declared(name: str) -> Outcome:
             wrong[option] = "options should be named: *args and **kwargs hide them from error messages and from this check"
         elif parameter.default is parameter.empty or parameter.annotation is parameter.empty:
             wrong[option] = "an option needs a type and a default"
-    return Outcome("modes, order and options are declared", 1, wrong)
+    return Outcome("modes, order and options are declared", 1, wrong | wrong_signatures(cls))
+
+
+def wrong_signatures(cls: type[Mixer]) -> dict[str, str]:
+    """Methods that are missing or cannot be called as the contract calls them."""
+    wrong = dict.fromkeys(sorted(cls.__abstractmethods__), "the method is missing")
+    try:
+        inspect.signature(cls).bind(1, causal=True, max_len=1, layer=0)
+    except TypeError as error:
+        wrong["__init__"] = f"{error}; it is called with (dim, causal=..., max_len=..., layer=..., options)"
+    base = RowMixer if issubclass(cls, RowMixer) else Mixer
+    for name in ("forward", "mix", "cross", "empty_state", "advance", "init_state", "step", "cost", "reach"):
+        wanted = getattr(base, name, None)
+        if wanted is None or name in wrong:
+            continue
+        parameters = inspect.signature(wanted).parameters.values()
+        positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        keywords = {p.name: None for p in parameters if p.kind is p.KEYWORD_ONLY}
+        try:
+            inspect.signature(getattr(cls, name)).bind(*positional, **keywords)
+        except TypeError as error:
+            shown = ", ".join([*positional, *(f"{key}=..." for key in keywords)])
+            wrong[name] = f"{error}; it is called with ({shown})"
+    return wrong
