@@ -14,8 +14,9 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("safetensors")
 pytest.importorskip("transformers")
 
-from tokmix.cli.demo import snippets, stdlib
+from tokmix.cli.demo import stdlib
 from tokmix.cli.main import main
+from tokmix.data import snippets
 from tokmix.data.split import text_key
 from tokmix.training import model_folder
 from tokmix.training.progress import Interrupted

@@ -19,8 +19,8 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from tokmix.cli.demo import snippets
 from tokmix.core.budget import match_parameters
+from tokmix.data import snippets
 from tokmix.data.prepare.pipeline import prepare
 from tokmix.data.tokens import TokenFiles
 from tokmix.pages import report
