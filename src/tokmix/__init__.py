@@ -24,6 +24,7 @@ _HOME = {
     "convert": "core.convert",
     "train": "api.fit",
     "pretrain": "api.fit",
+    "transfer": "api.transfer",
     "Run": "api.fit",
     "load": "api.model",
     "TrainedModel": "api.model",
@@ -50,6 +51,7 @@ __all__ = [  # spelled out, so that type checkers see what is exported; a test c
     "convert",
     "train",
     "pretrain",
+    "transfer",
     "Run",
     "load",
     "TrainedModel",
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from tokmix.api.fit import Run, pretrain, train
     from tokmix.api.model import TrainedModel, load
     from tokmix.api.search import compare, tune
+    from tokmix.api.transfer import transfer
     from tokmix.core.adapt import swap_attention
     from tokmix.core.budget import match_parameters
     from tokmix.core.convert import convert

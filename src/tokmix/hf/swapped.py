@@ -35,11 +35,13 @@ class SwappedState(MixerState):
 
 
 class SwappedAttention(nn.Module):
-    """A mixer with the call of the attention module whose place it takes; it returns no attention weights (None)."""
+    """A mixer with the call of the attention module whose place it takes, and perhaps a linear map after it (init='values'); it returns no
+    attention weights (None)."""
 
     def __init__(self, mixer: Mixer, old: nn.Module, layer: int, last: LastMask):
         super().__init__()
         self.mixer, self.layer_idx, self.is_causal = mixer, layer, mixer.causal
+        self.out: nn.Module = nn.Identity()
         self.windowed = getattr(old, "sliding_window", None) is not None
         self._call, self._last = inspect.signature(type(old).forward), last
 
@@ -52,12 +54,12 @@ class SwappedAttention(nn.Module):
         segments = self._last.read(given.get("attention_mask"), x.shape[1], self.mixer.causal, self.windowed)
         past = given.get("past_key_values")
         if past is None or not self.mixer.causal:
-            return self.mixer(x, segments), None
+            return self.out(self.mixer(x, segments)), None
         slot = self._slot(past)
         state = slot.state["mixer"] if slot.is_initialized else self.mixer.init_state(x.shape[0], x)
         y, state = self.mixer.step(x, state, segments)
         slot.put(state, torch.full((x.shape[0],), slot.seen + x.shape[1], device=x.device), x.shape[1])
-        return y, None
+        return self.out(y), None
 
     def _slot(self, past: Cache) -> SwappedState:
         if isinstance(past, EncoderDecoderCache):

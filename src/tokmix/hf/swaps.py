@@ -25,7 +25,8 @@ from tokmix.hf.swapped import READERS, SwappedAttention, read_by
 
 # How the attention modules of transformers call what makes queries, keys and values.
 PROJECTIONS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"), ("c_attn",), ("Wqkv",))
-INITS = ("fresh", "attention")
+INITS = ("fresh", "values", "attention")
+OUTPUTS = ("out_lin", "o_proj", "out_proj", "c_proj", "Wo")  # what attention modules of transformers call their output, where they own it
 
 
 class Swap(TypedDict):
@@ -50,8 +51,9 @@ def swap(
 
     mixer    one mixer, written as in a stack: 'hypermixing(heads=4)'
     layers   'all', 'every second' (the second, the fourth, ...), 'first 4', 'last 4', or numbers from 0
-    init     fresh: the mixer draws its weights; attention: it reads the q, k and v that the layer's own weights make (attention,
-             relu_attention, linear_attention without options), with the model's own masks, rotary codes and caches
+    init     fresh: the mixer draws its weights; values: so it does, and a linear map after it begins as the layer's own value and output
+             weights; attention: it reads the q, k and v that the layer's own weights make (attention, relu_attention,
+             linear_attention without options), with the model's own masks, rotary codes and caches
     max_len  the longest sequence (default: what the model's config says)
     causal   for nn.Transformer's encoder alone; the attention of a Hugging Face model says it itself
     """
@@ -65,7 +67,7 @@ def swap(
         raise ValueError(f"causal={causal} is for torch's own encoder; {type(model).__name__} says itself whether it is causal")
     found = attention_layers(model)
     chosen = choose(layers, len(found))
-    record: Swap = {"mixer": stack.unparse(specs), "layers": chosen, "init": init, "max_len": max_len or _longest(model.config)}
+    record: Swap = {"mixer": stack.unparse(specs), "layers": chosen, "init": init, "max_len": max_len or longest(model.config)}
     _apply(model, [record])
     written = list(getattr(model.config, "tokmix_swap", None) or [])
     model.config.tokmix_swap = [*written, record]
@@ -114,10 +116,11 @@ def choose(layers: str | Sequence[int], count: int) -> list[int]:
     return chosen
 
 
-def _longest(config: PreTrainedConfig) -> int:
-    longest = getattr(config, "max_position_embeddings", None)
-    if longest is not None:
-        return int(longest)
+def longest(config: PreTrainedConfig) -> int:
+    """Tokens of a sequence, as the config says."""
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None:
+        return int(limit)
     size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
     if isinstance(size, int) and isinstance(patch, int):
         return (size // patch) ** 2 + 1
@@ -139,28 +142,56 @@ def _apply(model: PreTrainedModel, records: list[Swap]) -> None:
                         f"init='attention' keeps the layer's q, k and v, which {spec} cannot read; it works for {', '.join(READERS)}"
                     )
                 continue
-            made.append((parent, name, _made(spec, old, number, place, record["max_len"], last)))
+            made.append((parent, name, _made(spec, old, number, place, record, last)))
         for number in record["layers"] if record["init"] == "attention" else ():
             read_by(found[number][2], spec.name)
         for parent, name, module in made:  # all are made before any is put in place
             setattr(parent, name, module)
 
 
-def _made(spec: stack.Spec, old: Any, number: int, place: int, max_len: int, last: LastMask) -> SwappedAttention:
+def _made(spec: stack.Spec, old: Any, number: int, place: int, record: Swap, last: LastMask) -> SwappedAttention:
     weight = next(getattr(old, names[0]) for names in PROJECTIONS if hasattr(old, names[0])).weight
     causal = bool(getattr(old, "is_causal", False))
     dim = int(old.config.hidden_size)
-    mixer = create(spec.name, dim, causal=causal, max_len=max_len, layer=place, **spec.options)
+    mixer = create(spec.name, dim, causal=causal, max_len=record["max_len"], layer=place, **spec.options)
     for mode in ("padded", *(["step"] if causal else [])):
         if mode not in mixer.modes:
             raise mixer.lacks(mode)
     if weight.is_meta:
         mixer = mixer.to("meta")
     mixer = mixer.to(device=weight.device, dtype=weight.dtype if weight.dtype.is_floating_point else torch.get_default_dtype())
-    for part in mixer.modules():
-        part._is_hf_initialized = True  # type: ignore[assignment]  # it has drawn its weights itself
     layer = getattr(old, "layer_idx", None)
-    return SwappedAttention(mixer, old, number if layer is None else layer, last).train(old.training)
+    made = SwappedAttention(mixer, old, number if layer is None else layer, last).train(old.training)
+    if record["init"] == "values":
+        made.out = value_map(old, dim)
+    for part in made.modules():
+        part._is_hf_initialized = True  # type: ignore[assignment]  # it has drawn its weights itself
+    return made
+
+
+@torch.no_grad()
+def value_map(old: Any, dim: int) -> nn.Linear:
+    """The layer's value and output weights as one linear map: what its attention gives for a token that reads itself alone."""
+    name = next(names[-1] for names in PROJECTIONS if hasattr(old, names[0]))
+    values = getattr(old, name)
+    output: Any = next((getattr(old, name) for name in OUTPUTS if hasattr(old, name)), nn.Identity())
+    made = nn.Linear(dim, dim, device=values.weight.device, dtype=values.weight.dtype)
+    if values.weight.is_meta:
+        return made
+    unit = torch.eye(dim + 1, dim, device=values.weight.device, dtype=values.weight.dtype)  # the last row is zero
+    read = values(unit)
+    if name in ("c_attn", "Wqkv"):
+        read = read.chunk(3, dim=-1)[-1]
+    heads = getattr(old, "head_dim", None)
+    wanted = output.weight.shape[0 if name == "c_attn" else 1] if hasattr(output, "weight") else dim
+    if read.shape[-1] != wanted:  # several heads read the same values
+        if not isinstance(heads, int) or wanted % read.shape[-1]:
+            raise ValueError(f"init='values' cannot read the value weights of {type(old).__name__}; use init='fresh'")
+        read = read.unflatten(-1, (-1, heads)).repeat_interleave(wanted // read.shape[-1], dim=-2).flatten(-2)
+    full = output(read)
+    made.weight.copy_((full[:-1] - full[-1]).T)
+    nn.init.zeros_(made.bias).add_(full[-1])
+    return made
 
 
 def _torch_swap(model: nn.Module, mixer: str, layers: object, init: str, max_len: int | None, causal: bool | None) -> nn.Module:

@@ -27,15 +27,7 @@ from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.tokens import TokenFiles
 from tokmix.runs.files import Damaged, check_free, remove_partial
 from tokmix.runs.locks import RUN_LOCK, owning
-from tokmix.training import (
-    cost_record,
-    encoder,
-    model_folder,
-    ngram,
-    report,
-    threads,
-    warmup,
-)
+from tokmix.training import cost_record, encoder, model_folder, ngram, report, threads, warmup
 from tokmix.training.answers import RowAnswers, beside, told_of_rows
 from tokmix.training.checkpoint import Checkpoints
 from tokmix.training.defaults import default_tokens
@@ -163,6 +155,30 @@ def _check_same(data: Path, out: Path, settings: Settings) -> None:
     check_source(data, out, settings)
 
 
+def go(engine: Engine, log: report.Log, resume: bool, say: Callable[[str], None], before: dict[str, Any] | None = None) -> None:
+    """From the start or the last checkpoint to the end; `before`: what was spent on the way here."""
+    if resume and engine.restore():
+        for line in engine.checkpoints.passed_over:
+            say(f"{line}; an older checkpoint is used")
+        say(f"resumed after step {engine.progress.step} of {engine.progress.total}")
+    if engine.world.first:
+        log.path.parent.mkdir(exist_ok=True)
+        if lost := log.open(engine.progress.step):
+            say(f"{log.path}: {lost} damaged line{'s' * (lost > 1)} left out")
+    try:
+        engine.run()
+    except Interrupted as error:
+        raise Interrupted(f"{error}; saved {engine.checkpoints.last}; continue with the same command and --resume") from None
+    except Diverged as error:
+        error.cost = cost_record.with_warm_up(cost_record.cost_so_far(engine), before)
+        if engine.world.first:
+            log.add_cost(engine.progress.step, engine.progress.epoch, error.cost)
+        raise
+    finally:
+        engine.checkpoints.settle()
+        log.close()
+
+
 class _Run:
     def __init__(
         self, work: TrainingTask, out: Path, world: World, say: Callable[[str], None], quiet: bool, imports: list[str], began: float,
@@ -191,7 +207,7 @@ class _Run:
             fresh = sorted({name.split(".")[0] for name in engine.model.state_dict() if name not in taken})
             self.say(f"starts from the encoder {self.work.start.name}; fresh: {', '.join(fresh)}")
         engine.progress.spent = time.monotonic() - self.began + (start.cost["seconds"] if start and loaded else 0.0)
-        self._go(engine, log, resume, None if start is None else start.cost)
+        go(engine, log, resume, self.say, None if start is None else start.cost)
         return self._finish(engine, log, start, bag)
 
     def _warm_up(self, resume: bool) -> warmup.Start | None:
@@ -204,7 +220,7 @@ class _Run:
             self.say(
                 f"first a warm-up, {self.work.warm_up_epochs} epochs: finding hidden tokens in train's text (without: --train.pretrain 0)"
             )
-            self._go(engine, log, resume)
+            go(engine, log, resume, self.say)
             warmup.save(engine, folder / warmup.WEIGHTS)
         self.world.wait()
         return warmup.load(folder / warmup.WEIGHTS)
@@ -254,29 +270,6 @@ class _Run:
         if self.chosen.get("compile", lambda: engine.compile_pays()):
             engine.compile()
         return engine, log
-
-    def _go(self, engine: Engine, log: report.Log, resume: bool, before: dict[str, Any] | None = None) -> None:
-        """From the start or the last checkpoint to the end; `before`: what was spent on the way here."""
-        if resume and engine.restore():
-            for line in engine.checkpoints.passed_over:
-                self.say(f"{line}; an older checkpoint is used")
-            self.say(f"resumed after step {engine.progress.step} of {engine.progress.total}")
-        if self.world.first:
-            log.path.parent.mkdir(exist_ok=True)
-            if lost := log.open(engine.progress.step):
-                self.say(f"{log.path}: {lost} damaged line{'s' * (lost > 1)} left out")
-        try:
-            engine.run()
-        except Interrupted as error:
-            raise Interrupted(f"{error}; saved {engine.checkpoints.last}; continue with the same command and --resume") from None
-        except Diverged as error:
-            error.cost = cost_record.with_warm_up(cost_record.cost_so_far(engine), before)
-            if self.world.first:
-                log.add_cost(engine.progress.step, engine.progress.epoch, error.cost)
-            raise
-        finally:
-            engine.checkpoints.settle()
-            log.close()
 
     def _describe(self, engine: Engine) -> None:
         kept = "nothing is held out: the last weights are kept"

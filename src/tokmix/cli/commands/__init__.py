@@ -7,6 +7,6 @@ A file imports what it needs inside run(), so that --help answers at once, witho
 from __future__ import annotations
 
 COMMANDS = (
-    "prepare", "pretrain", "train", "eval", "predict", "generate", "tune", "compare", "explain", "report", "export", "serve", "play",
-    "list", "show", "doctor", "check", "new-mixer", "cost", "verify", "audit", "demo", "bench", "papers",
+    "prepare", "pretrain", "train", "transfer", "eval", "predict", "generate", "tune", "compare", "explain", "report", "export", "serve",
+    "play", "list", "show", "doctor", "check", "new-mixer", "cost", "verify", "audit", "demo", "bench", "papers",
 )  # fmt: skip
