@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LIMIT = 120.0  # seconds after which a child counts as hanging
+LIMIT = 120.0  # seconds after which a child counts as hanging; those in which it waited for a processor do not count
 
 
 @dataclass
@@ -20,11 +19,20 @@ class Tally:
     """tried = held + clean + wrong. held: the right result; clean: one line of error and nothing changed; wrong: anything else."""
 
     name: str
+    part: str = ""
     tried: int = 0
     held: int = 0
     clean: int = 0
     wrong: int = 0
     notes: list[str] = field(default_factory=list)
+    stages: dict[str, int] = field(default_factory=dict)  # where a fault struck, and how often, for parts that choose it
+
+    def merge(self, other: Tally) -> None:
+        for name in ("tried", "held", "clean", "wrong"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.notes += other.notes
+        for stage, count in sorted(other.stages.items()):
+            self.stages[stage] = self.stages.get(stage, 0) + count
 
     def add(self, verdict: str, note: str = "") -> None:
         self.tried += 1
@@ -44,15 +52,24 @@ class Child:
 
     def wait(self, limit: float = LIMIT) -> int:
         """The exit code, or minus the signal; -99 where it had to be ended for hanging."""
-        end = time.monotonic() + limit
-        while time.monotonic() < end:
+        began, waited, looked = time.monotonic(), 0.0, time.monotonic()
+        while time.monotonic() - began - waited < limit:
             done, status = os.waitpid(self.pid, os.WNOHANG)
             if done:
                 return os.waitstatus_to_exitcode(status)
+            if time.monotonic() - looked > 1:
+                waited, looked = self._waited(), time.monotonic()
             time.sleep(0.005)
         self.kill()
         os.waitpid(self.pid, 0)
         return -99
+
+    def _waited(self) -> float:
+        """Seconds it was ready and had no processor, on a busy machine most of the time."""
+        try:
+            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):
+            return 0.0
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
@@ -61,22 +78,25 @@ class Child:
         return self.errors.read_text(errors="replace") if self.errors.exists() else ""
 
 
-def start(errors: Path, act: Callable[[], int]) -> Child:
-    """act() in a child; what it and the libraries say on standard error goes to a file."""
+def start(errors: Path, act: Callable[[], int], quiet: bool = True) -> Child:
+    """act() in a child; what it and the libraries say on standard error goes to a file. quiet: standard output is dropped."""
     sys.stdout.flush()
     pid = os.fork()
     if pid:
         return Child(pid, errors)
     code = 70
     try:
-        for place, name in ((1, os.devnull), (2, str(errors))):
-            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), place)
-        sys.stdout, sys.stderr = io.TextIOWrapper(os.fdopen(1, "wb")), os.fdopen(2, "w", buffering=1)
+        for place, name in ((1, os.devnull if quiet else None), (2, str(errors))):
+            if name is not None:
+                os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), place)
+        # closefd: children of children replace these in turn, and what they replace must not close theirs
+        sys.stdout, sys.stderr = (open(place, "w", buffering=1, closefd=False) for place in (1, 2))  # noqa: SIM115
         code = act()
+        sys.stdout.flush()
+        sys.stderr.flush()
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stderr.flush()
         os._exit(code)
 
 

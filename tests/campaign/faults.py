@@ -1,12 +1,16 @@
-"""Faults that a child brings upon itself: an end at the k-th file operation, a full disk, a power cut that drops what was not synced."""
+"""Faults that a child brings upon itself: an end at the k-th file operation or at a stage of a checkpoint, a full disk, a power cut that
+drops what was not synced."""
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import resource
 import signal
 import stat
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +44,68 @@ def full_disk(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
+class CheckpointFault:
+    """At the k-th operation of this process in a folder of checkpoints: SIGKILL before or after it, or (full) the disk is full from then
+    on. Writing the file counts as one: a part of it is there then. A write begins late, so that steps go on meanwhile."""
+
+    def __init__(self, k: int, full: bool, share: float, note: Path):
+        """share: of a file that is cut short, how much is there; note: a file for the name of the stage."""
+        self.k, self.full, self.share, self.note, self.count = k, full, share, note, 0
+        self.lock = threading.RLock()
+
+    def arm(self) -> None:
+        import safetensors.torch
+
+        for name in (*OPERATIONS, "rmdir"):
+            setattr(os, name, self._watched(name, getattr(os, name)))
+        safetensors.torch.save_file = self._late(safetensors.torch.save_file)
+
+    def _watched(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            place = os.readlink(f"/proc/self/fd/{given[0]}") if name == "fsync" else str(given[0])
+            if named.get("dir_fd") is not None:
+                place = os.readlink(f"/proc/self/fd/{named['dir_fd']}")
+            if "/checkpoints" not in place:
+                return real(*given, **named)
+            with self.lock:
+                if self._is_it(name not in ("unlink", "rmdir")) and (self.full or self.k % 2):
+                    self._strike(f"before {name}")
+                result = real(*given, **named)
+                if self.count == self.k and not self.full:
+                    self._strike(f"after {name}")
+                return result
+
+        return call
+
+    def _late(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def save_file(tensors: Any, path: Any, metadata: Any = None) -> None:
+            if "/checkpoints" not in str(path):
+                real(tensors, path, metadata)
+                return
+            time.sleep(0.05)
+            with self.lock:
+                struck = self._is_it(True)
+                real(tensors, path, metadata)
+                if struck:
+                    os.truncate(path, int(self.share * os.path.getsize(path)))
+                    self._strike("within a file")
+
+        return save_file
+
+    def _is_it(self, takes_room: bool) -> bool:
+        if self.full and not takes_room:
+            return False
+        self.count += 1
+        return self.count >= self.k if self.full else self.count == self.k
+
+    def _strike(self, stage: str) -> None:
+        if not self.note.exists():
+            self.note.write_text(stage)
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class PowerCut:
     """Watches what was synced. At the k-th operation the power is cut: files keep what they had at their last fsync, or a part of the
     rest, or zeros in its place; renames and removals whose folder was not synced are undone from some point on."""
@@ -49,6 +115,7 @@ class PowerCut:
         self.synced: dict[int, bytes] = {}  # inode -> content on the disk
         self.undo: list[tuple[set[str], Callable[[], None]]] = []  # (folders whose sync makes it last, how to take it back)
         self.real = {name: getattr(os, name) for name in OPERATIONS}
+        self.lock = threading.RLock()  # checkpoints are written by a thread
         for path in root.rglob("*"):
             if path.is_file():
                 self.synced[path.stat().st_ino] = path.read_bytes()
@@ -59,13 +126,13 @@ class PowerCut:
 
     def _watched(self, name: str) -> Callable[..., Any]:
         def call(*given: Any, **named: Any) -> Any:
-            self.count += 1
-            if self.count >= self.k:
-                self.cut()
-            if "dir_fd" in named and named["dir_fd"] is not None:
+            with self.lock:
+                self.count += 1
+                if self.count >= self.k:
+                    self.cut()
+                if named.get("dir_fd") is None:
+                    getattr(self, f"_{name}")(*given)
                 return self.real[name](*given, **named)
-            getattr(self, f"_{name}")(*given)
-            return self.real[name](*given, **named)
 
         return call
 

@@ -17,6 +17,7 @@ SMALL = [
     "--model.dim", "16", "--train.rows", "16", "--train.steps", "12", "--train.save_steps", "2", "--train.evaluations", "3",
     "--train.log_steps", "1", "--train.threads", "1", "--no-train.baseline", "--train.device", "cpu",
 ]  # fmt: skip
+CHECKPOINTS = ("train", "train lm", "train on two ranks", "train in parts on two ranks")  # those that are killed while they save
 ROWS = ["--model.stack", "hypermixing(hidden=16)", "--prepare.vocab", "200", *SMALL]
 
 
@@ -31,11 +32,11 @@ class Program:
     result: Callable[[Path], str]  # a fingerprint of what it came to
     ranks: int = 1
 
-    def run(self, out: Path, rank: int = 0, port: int = 0) -> int:
+    def run(self, out: Path, rank: int = 0, port: int = 0, more: tuple[str, ...] = ()) -> int:
         if self.ranks > 1:
             world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             os.environ.update({name: str(value) for name, value in world.items()})
-        return main(self.command(out))
+        return main([*self.command(out), *more])
 
 
 def free_port() -> int:
@@ -79,5 +80,6 @@ def programs(folder: Path) -> list[Program]:
         Program("prepare", prepare, lambda out: digest(out / "card.json")),
         Program("tune", tune, trials),
         Program("train on two ranks", train(), weights, ranks=2),
+        Program("train in parts on two ranks", train("--train.shard"), weights, ranks=2),
         Program("compare", compare, table_of),
     ]

@@ -16,9 +16,10 @@ import json
 import re
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,7 +123,6 @@ class Checkpoints:
         self.passed_over: list[str] = []  # why checkpoints newer than the one loaded were not
         self.seconds = 0.0  # the last one took, from `begin` to the disk
         self.writing: _Writing | None = None
-        self.threads: ThreadPoolExecutor | None = None
 
     def files(self) -> list[Path]:
         """Files and folders, oldest first."""
@@ -152,26 +152,34 @@ class Checkpoints:
         """Copy the tensors to host memory and write them in the background. The one before is waited for. Every process has to call
         this. OSError where the one before could not be written."""
         self.finish(world)
-        self.threads = self.threads or ThreadPoolExecutor(1, "checkpoint")
         path, began = self.folder / self._name(step, world), time.monotonic()
         if world.size > 1:
             from tokmix.training.checkpoint_parts import Part
 
             partial = path.with_name(f".{path.name}{PARTIAL}-{world.agree(secrets.token_hex(6))}")
             part = Part(partial, tensors, world)
-            self.writing = _Writing(path, state, self.threads.submit(self._timed, began, part.write), part)
+            self.writing = _Writing(path, state, self._in_thread(began, part.write), part)
         else:
             copies = copy_to_host(tensors)
-            self.writing = _Writing(path, state, self.threads.submit(self._timed, began, lambda: self._write(path, copies, state)))
+            self.writing = _Writing(path, state, self._in_thread(began, lambda: self._write(path, copies, state)))
 
     @staticmethod
     def _name(step: int, world: World) -> str:
         return f"step-{step:08d}" + (".safetensors" if world.size == 1 else "")
 
-    def _timed(self, began: float, act: Callable[[], str]) -> str:
-        made = act()
-        self.seconds = time.monotonic() - began
-        return made
+    def _in_thread(self, began: float, act: Callable[[], str]) -> Future[str]:
+        done: Future[str] = Future()
+
+        def run() -> None:
+            try:
+                made = act()
+                self.seconds = time.monotonic() - began
+                done.set_result(made)
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=run, name="checkpoint").start()  # no daemon: the process ends when it has written
+        return done
 
     def _write(self, path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> str:
         made = save_tensors(path, tensors, Header(state).notes())
