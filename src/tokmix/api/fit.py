@@ -81,9 +81,11 @@ def train(
     return Run(folder, dict(record), kept)
 
 
-# Masked language modelling of a running text, after Geiping & Goldstein (2022): packed windows, more tokens hidden, no dropout.
+# Masked language modelling of a running text, after Geiping & Goldstein (2022): packed windows, more tokens hidden, no dropout, one
+# triangle. The recipe `encoder` adds large batches that grow.
 PRETRAINING: dict[str, object] = {
-    "train.task": "mlm", "train.mask": 0.3, "train.lr": 1e-3, "model.dropout": 0.0, "model.length": 128, "train.evaluations": 10,
+    "train.task": "mlm", "train.mask": 0.3, "train.lr": 1e-3, "train.schedule": "triangle", "model.dropout": 0.0, "model.length": 128,
+    "train.evaluations": 10,
 }  # fmt: skip
 
 
@@ -99,7 +101,7 @@ def pretrain(
 ) -> Run:
     """Train an encoder on plain text: it learns to find hidden tokens. `train(data, start=out)` starts from it.
 
-    texts     a file or folder of text, or several of them
+    texts     a file or folder of text, or several of them, or a folder that `tokmix prepare --task mlm` wrote
     settings  as of `train`, whose defaults for this are PRETRAINING; a config goes before those
     """
     from tokmix.training.settings import read_config
@@ -107,9 +109,11 @@ def pretrain(
     given = full_names(settings)
     read = read_config(config) if config is not None else {}
     known = {f"{group}.{name}" for group, part in read.items() if group != "about" for name in part}
-    defaults = {name: value for name, value in PRETRAINING.items() if name not in given and name not in known}
-    if given.get("train.task", "mlm") != "mlm":
-        raise ValueError(f"pretrain is train with train.task='mlm', and {given['train.task']!r} was given: use `tokmix train`")
+    objective = given.get("train.task") or read.get("train", {}).get("task") or "mlm"
+    if objective not in ("mlm", "rtd"):
+        raise ValueError(f"pretrain finds hidden tokens (mlm) or replaced ones (rtd), not {objective!r}: use `tokmix train`")
+    usual = {name: value for name, value in PRETRAINING.items() if objective == "mlm" or name != "train.mask"}
+    defaults = {name: value for name, value in usual.items() if name not in given and name not in known}
     with several(texts) as data:
         return train(data, out, config=config, resume=resume, imports=imports, verbose=verbose, **{**defaults, **given})
 

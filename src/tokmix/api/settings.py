@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SHORT = {name: f"train.{name}" for name in ("seed", "minutes", "epochs", "pretrain", "start")} | {
     "stack": "model.stack",
+    "objective": "train.task",
     "test": "prepare.test_file",
 }
 WARM_UP = 30  # epochs of pretrain=True

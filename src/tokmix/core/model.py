@@ -164,8 +164,12 @@ class Model(nn.Module):
     def _pooled_width(self) -> int:
         return pooled_width(self.config.dim, self.config.pooling)
 
-    def forward(self, ids: Tensor, segments: Segments | None = None) -> Tensor:
-        return self.finish(self.hidden(ids, segments), None if segments is None else segments.to(ids.device))
+    def forward(self, ids: Tensor, segments: Segments | None = None, at: Tensor | None = None) -> Tensor:
+        """at [n]: numbers of tokens in the flattened batch; the output is then theirs alone, [n, vocab], at less cost."""
+        x = self.hidden(ids, segments)
+        if at is not None:
+            return self.finish(x.flatten(0, 1)[at])
+        return self.finish(x, None if segments is None else segments.to(ids.device))
 
     def hidden(self, ids: Tensor, segments: Segments | None = None, watch: Watch | None = None) -> Tensor:
         """What the head reads: ids [B, T], or vectors [B, T, D] in place of the embedding's rows -> [B, T, D]."""

@@ -238,7 +238,7 @@ def why_not(device: torch.device, world: int, packed: bool, checkpointed: bool, 
         "there is no GPU": device.type != "cuda",
         "train.capture is off": not wanted,
         "gradients pass between several processes": world > 1,
-        "train.packed rows have no fixed shape": packed,
+        "train.packed rows and train.documents have no fixed shape": packed,
         "train.checkpoint_layers saves the state of random generators": checkpointed,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

@@ -23,6 +23,7 @@ from tokmix.data.order import Shuffle
 from tokmix.runs.machine import machine, versions
 from tokmix.training.engine import Engine
 from tokmix.training.meter import NOT_MEASURED, add_up
+from tokmix.training.task import TrainingTask
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,14 @@ def _count(lengths: np.ndarray) -> Counter[int]:
     return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
 
-def flops(model: Model, read: Read) -> dict[str, int]:
+def flops(work: TrainingTask, model: Model, read: Read) -> dict[str, int]:
     """Of the mean example. flops_forward and flops_training are matrix products; what is done element by element is apart."""
     costs = [(model.cost(length), count) for length, count in read.lengths.items()]
     examples = max(read.examples, 1)
     return {
         "flops_forward": round(sum(cost.matmul * count for cost, count in costs) / examples),
         "flops_pointwise": round(sum(cost.pointwise * count for cost, count in costs) / examples),
-        "flops_training": round(sum(cost.training * count for cost, count in costs) / examples),
+        "flops_training": round(sum(work.training_flops(model, length) * count for length, count in read.lengths.items()) / examples),
     }
 
 
@@ -113,7 +114,7 @@ def cost_record(engine: Engine) -> dict[str, Any]:
         "parameters": engine.model.parameter_count(),
         "length": length,
         "flops": typical.matmul + typical.pointwise,
-        **flops(engine.model, read),
+        **flops(work, engine.model, read),
         "examples": read.examples,
         "distinct_examples": read.distinct,
         "tokens": read.tokens,

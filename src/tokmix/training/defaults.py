@@ -52,6 +52,7 @@ def default_of(card: Card, task: str, encoder: bool = False) -> Default:
     """encoder: the run starts from a trained one."""
     if encoder and task in LABELLED:
         return replace(ENCODER, compare=is_pair(card))
+    task = "mlm" if task == "rtd" else task
     return DEFAULTS[task if task in DEFAULTS else "pair" if is_pair(card) else "single"]
 
 

@@ -32,7 +32,7 @@ from tokmix.training.optimizers import Optimizers, means
 from tokmix.training.pacing import FORWARD, SHARE, evaluation_plan, steps_that_fit
 from tokmix.training.prefetch import Prefetch
 from tokmix.training.progress import Diverged, Interrupted, Progress
-from tokmix.training.schedule import learning_rate, on_signal, planned_steps
+from tokmix.training.schedule import Growth, learning_rate, on_signal, planned_steps
 from tokmix.training.sharding import sharding
 from tokmix.training.step import Step, checkpoint_layers
 from tokmix.training.target_scaler import TargetScaler
@@ -56,7 +56,10 @@ class Engine:
         self.sharding.place(self.model)
         self.batches = work.train_batches(world)
         self.held: Batches | None = None  # see plan_evaluations
-        self.eager = why_not(world.device, world.size, self.train.packed, self.train.checkpoint_layers, self.train.capture)
+        self.eager = why_not(
+            world.device, world.size, self.train.packed or self.train.documents, self.train.checkpoint_layers, self.train.capture
+        )
+        self.growth = Growth(self.train.accumulate, self.train.grow)
         self.prefetch = Prefetch(work.train_batches(world), 2 if world.device.type == "cuda" else 0, self._prepare)
         self.parameters = list(self.model.parameters())
         self.optimizers = Optimizers(
@@ -66,7 +69,9 @@ class Engine:
         self.best: dict[str, Tensor] | None = None
         self.average = means(self.parameters) if work.average else []
         half = (self.train.precision or ("bfloat16" if world.device.type == "cuda" else "float32")) == "bfloat16"
-        step = Step(self.model, self.optimizers, self.sharding, work.loss, clip=self.train.clip, average=self.average, half=half)
+        step = Step(
+            self.model, self.optimizers, self.sharding, work.loss, clip=self.train.clip, average=self.average, half=half, asked=work.asked
+        )
         self.say: Callable[[str], None] = lambda line: None
         self.update: Step | Captured = step
         if self.eager is None:
@@ -129,17 +134,18 @@ class Engine:
 
     def time_step(self) -> float:
         """Seconds of the first step, done once."""
-        _, batches = self._next_batches(0, 0, self.batches)
+        _, batches = self._next_batches(0, 0, self.growth.at(0, self.most), self.batches)
         began = time.perf_counter()
         float(self._update(batches, 0)[0])  # waits for the device
         return time.perf_counter() - began
 
     def estimate_pace(self) -> float:
-        """Seconds of a step."""
+        """Seconds of the mean step."""
         if self.pace is None:
             with self.untouched():
                 times = [self.time_step() for _ in range(3)]
-            self.pace = self.world.agree(sum(times[1:]) / 2)  # the first one warms up
+            bigger = self.growth.mean() / self.growth.at(0, self.most)
+            self.pace = self.world.agree(bigger * sum(times[1:]) / 2)  # the first one warms up
         return self.pace
 
     def compile_pays(self) -> bool:
@@ -214,16 +220,17 @@ class Engine:
     def step(self) -> None:
         """One step of the optimizer."""
         progress = self.progress
-        (progress.epoch, progress.inner), batches = self._next_batches(progress.epoch, progress.inner)
+        count = self.growth.at(progress.step, progress.total)
+        (progress.epoch, progress.inner), batches = self._next_batches(progress.epoch, progress.inner, count)
         self.recent.append(self._update(batches, progress.step))
         progress.step, progress.tokens = progress.step + 1, progress.tokens + sum(batch.ids.numel() for batch in batches)
         if self.world.device.type == "cpu" and not bool(torch.isfinite(self.recent[-1]).all()):
             self.look()
 
-    def _next_batches(self, epoch: int, inner: int, source: Batches | None = None) -> tuple[tuple[int, int], list[Batch]]:
-        """The batches of a step -> (where the next one begins, batches)."""
+    def _next_batches(self, epoch: int, inner: int, count: int, source: Batches | None = None) -> tuple[tuple[int, int], list[Batch]]:
+        """The batches of a step, so many -> (where the next one begins, batches)."""
         reader, batches = self.prefetch if source is None else Prefetch(source, 0, self._prepare), []
-        for _ in range(self.train.accumulate):
+        for _ in range(count):
             (epoch, inner), batch = reader.take(epoch, inner)
             inner += 1
             batches.append(batch)
@@ -240,7 +247,7 @@ class Engine:
         """A function of the weights, the optimizer's state and (seed, step) -> [2]: loss, gradient norm"""
         seeds = [number(self.train.seed, step, self.world.rank, 3, *([place] if place else [])) >> 1 for place in range(len(batches))]
         hidden = [replace(batch, ids=self._hide(batch, seed)) for batch, seed in zip(batches, seeds, strict=True)]
-        rate = learning_rate(step, self.progress.total, self.work.lr, self.train.warmup, self.train.final_lr)
+        rate = learning_rate(step, self.progress.total, self.work.lr, self.train.warmup, self.train.final_lr, self.train.schedule)
         keep = min(self.work.average, (1 + step) / (10 + step))  # the first weights are soon forgotten
         return self.update(hidden, seeds, rate, keep)
 
@@ -280,7 +287,7 @@ class Engine:
         if work.held is None:
             return
         if not progress.evaluations:
-            train_tokens = work.tokens_of("train") * progress.total * self.train.accumulate / max(self.batches.steps(0), 1)
+            train_tokens = work.tokens_of("train") * progress.total * self.growth.mean() / max(self.batches.steps(0), 1)
             plan = evaluation_plan(self.train.evaluations, train_tokens, work.tokens_of("held"), len(work.held))
             progress.evaluations, progress.held_share = plan.count, plan.share
         self.held = work.held_batches(self.world, progress.held_share)
@@ -318,7 +325,7 @@ class Engine:
         tokens = held if split == "held" else self.work.tokens_of(split)
         if progress.history and held:
             return progress.evaluation_seconds / len(progress.history) * tokens / held
-        a_step = self.work.tokens_of("train") * self.train.accumulate / max(self.batches.steps(0), 1)
+        a_step = self.work.tokens_of("train") * self.growth.mean() / max(self.batches.steps(0), 1)
         return FORWARD * (self.pace or 0.0) * tokens / max(a_step, 1)
 
     def _seconds_left(self) -> float:
@@ -343,7 +350,8 @@ class Engine:
         if progress.step % AGREE and not alone:
             return
         self.fitted = progress.seconds
-        pace = (progress.seconds - progress.evaluation_seconds) / progress.step
+        done = progress.step / progress.total
+        pace = (progress.seconds - progress.evaluation_seconds) / progress.step * self.growth.mean(done) / self.growth.mean(0.0, done)
         progress.total = self.world.agree(steps_that_fit(progress.step, self._seconds_left(), pace, self.most))
 
     def _ask_to_stop(self) -> None:

@@ -26,12 +26,15 @@ CLASSES = 30  # classes that are told of one by one; of more, the worst
 
 def figures(trained: model_folder.Trained, data: str | Path, split: str | None = None, **settings: Any) -> dict[str, Any]:
     """settings: those of prepare, for data that is not prepared."""
+    if trained.task == "rtd":
+        raise ValueError(f"{trained.folder} tells replaced tokens, and who replaces them is not saved: its figures are in training.json")
     with eval_data.token_files(trained, data, settings) as files:
         chosen = eval_data.choose_split(files, split)
         batches: Batches
         mask = _masking(trained, files.card) if trained.task == "mlm" else None
         if files.card.stream:
-            batches = WindowBatches(chosen, length=trained.model.config.max_len, tokens=TOKENS, shuffle=False, mask=mask)
+            apart = bool(trained.record.get("settings", {}).get("train", {}).get("documents", False))
+            batches = WindowBatches(chosen, length=trained.model.config.max_len, tokens=TOKENS, shuffle=False, mask=mask, documents=apart)
         else:
             batches = RowBatches(chosen, tokens=TOKENS, shuffle=False, mask=mask)
         size = chosen.facts.bytes if trained.task == "lm" else None

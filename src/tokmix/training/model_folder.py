@@ -40,6 +40,7 @@ FORMAT = "tokmix-training"
 VERSION = 2  # 1: the same without hashes
 CONFIG_VERSION = 2
 READ = ("config.json", "model.safetensors", "tokenizer.json")  # what loading reads beside the record
+HEADS = {"multilabel": "classify", "rtd": "tag"}  # of a model for a task, where it has another name
 PREFIX = "core."  # tokmix.hf keeps the core model under this name
 
 
@@ -214,7 +215,7 @@ def verify(path: Path, record: dict[str, Any], names: Sequence[str] | None = Non
 
 def _check(path: Path, record: dict[str, Any], config: ModelConfig) -> None:
     """Whether the record is one of this model."""
-    if (record["task"] if record["task"] != "multilabel" else "classify") != config.head:
+    if HEADS.get(record["task"], record["task"]) != config.head:
         raise Damaged(f"{path} is damaged: {RECORD} is of a model for {record['task']}, config.json of one for {config.head}")
     if config.head == "classify" and len(record["labels"]) != config.classes:
         raise Damaged(f"{path} is damaged: {RECORD} names {len(record['labels'])} classes, config.json counts {config.classes}")

@@ -63,7 +63,8 @@ def check_not_late(data: str | Path, settings: dict[str, Any], prefix: str = "")
 
 
 def prepare_settings(settings: Settings) -> dict[str, Any]:
-    given = settings.prepare if settings.train.task is None else {"task": settings.train.task, **settings.prepare}
+    task = "mlm" if settings.train.task == "rtd" else settings.train.task  # the same text, with tokens that can be hidden
+    given = settings.prepare if task is None else {"task": task, **settings.prepare}
     if settings.train.start is None:
         return given
     if "tokenizer" in given:

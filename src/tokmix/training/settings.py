@@ -43,13 +43,15 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    task: Literal["classify", "multilabel", "regress", "lm", "mlm"] | None = None  # None: the data's own
+    task: Literal["classify", "multilabel", "regress", "lm", "mlm", "rtd"] | None = None  # None: the data's own
+    generator: str | None = None  # rtd: the stack of the generator; None: the first quarter of the layers
     epochs: int | None = None  # None: by the size of the data
     minutes: float | None = None  # at most this long: the schedule is fitted to it
     steps: int | None = None  # exactly so many, instead of epochs
     lr: float | None = None  # None: by the kind of data
-    warmup: float = 0.1  # share of the steps in which the learning rate rises; then it falls as a cosine
-    final_lr: float = 0.0  # where the cosine ends, as a share of lr
+    warmup: float = 0.1  # share of the steps in which the learning rate rises; then it falls
+    schedule: Literal["cosine", "triangle"] = "cosine"  # how the rate falls; triangle: a straight rise over warmup, a straight fall
+    final_lr: float = 0.0  # where the fall ends, as a share of lr
     weight_decay: float = 0.05
     beta2: float = 0.98
     average: float | None = None  # of the running mean of the weights, what stays at each step; 0: no mean; None: by the kind of data
@@ -57,9 +59,11 @@ class TrainSettings:
     tokens: int | None = None  # of a batch, padding included; None: 4096, for a running text on a GPU 16384
     rows: int = 64  # most rows of a batch; windows of a running text are counted by tokens alone
     accumulate: int = 1  # batches of one step: their gradients are summed before the optimizer moves (gradient accumulation)
+    grow: float = 0.0  # share of the steps over which the batches of a step grow from one to train.accumulate
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the layers, AdamW for the rest
     checkpoint_layers: bool = False  # run each layer again in the backward pass: less memory, a third more time (gradient checkpointing)
     packed: bool = False  # rows without padding, where every mixer of the stack offers it
+    documents: bool = False  # windows of a running text: documents that share a window do not see each other
     token_dropout: float | None = None  # share of the tokens hidden at each reading; None: by the kind of data
     label_smoothing: float = 0.0
     start: str | None = None  # an encoder to start from: a folder of `pretrain`, or the name of a shipped one; --from for short
@@ -98,6 +102,9 @@ class TrainSettings:
         for name in ("warmup", "final_lr", "token_dropout", "holdout", "label_smoothing"):
             if getattr(self, name) is not None:
                 within(f"train.{name}", getattr(self, name), 0, 0.9)
+        within("train.grow", self.grow, 0, 1)
+        if self.grow and self.accumulate == 1:
+            raise ValueError(f"train.grow={self.grow} grows a step up to train.accumulate batches, and that is 1: give both")
         if self.mask is not None:
             within("train.mask", self.mask, 0.01, 1)
         if not 0 < self.fraction <= 1:

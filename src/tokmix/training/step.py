@@ -35,9 +35,11 @@ class Step:
         clip: float,
         average: Sequence[Tensor] = (),
         half: bool = False,
+        asked: Callable[[Batch], Tensor | None] = lambda batch: None,
     ):
+        """asked: which tokens of a batch have a target; None: the model says by itself what it is asked."""
         self.model, self.optimizers, self.sharding, self.loss = model, optimizers, sharding, loss
-        self.clip, self.average, self.half = clip, list(average), half
+        self.clip, self.average, self.half, self.asked = clip, list(average), half, asked
         self.parameters = [parameter for _, parameter in optimizers.named]
         self.device = self.parameters[0].device
 
@@ -57,7 +59,8 @@ class Step:
     def forward_backward(self, batch: Batch, scale: float | Tensor) -> Tensor:
         """Of this rank's part of a batch, on the device -> its loss."""
         with self.precision():
-            outputs = self.sharding.module(batch.ids, batch.segments)
+            at = self.asked(batch)
+            outputs = self.sharding.module(batch.ids, batch.segments, *(() if at is None else (at,)))
         loss = self.loss(outputs, batch) * scale
         self.sharding.backward(loss)
         return loss.detach().float()

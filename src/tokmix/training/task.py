@@ -1,7 +1,7 @@
 """What a task adds to the loop: the model's shape, its batches, its loss, and its figures.
 
 classify, regress   rows with a target each     RowBatches
-mlm                 rows or a running text      RowBatches or WindowBatches, with some tokens hidden
+mlm, rtd            rows or a running text      RowBatches or WindowBatches, with some tokens hidden (rtd: replaced_tokens.py)
 lm                  a running text              WindowBatches
 """
 
@@ -30,9 +30,11 @@ from tokmix.data.tokens import TokenFiles, TokenSplit
 from tokmix.training import encoder, metrics
 from tokmix.training.defaults import HELD_ROWS, HELD_TOKENS, Default, default_epochs, default_of, default_tokens, default_warm_up, is_pair
 from tokmix.training.distributed import World
+from tokmix.training.model_folder import HEADS
 from tokmix.training.settings import ModelSettings, Settings, TrainSettings
 from tokmix.training.target_scaler import unit_of
 
+HIDING = ("mlm", "rtd")  # tasks that hide tokens of any text
 MASK = 0.15  # share of tokens hidden where masked language modelling is the task itself
 
 
@@ -40,8 +42,8 @@ def task_of(card: Card, asked: str | None) -> str:
     """The task of a run: the data's own, or masked language modelling on any text."""
     if asked is None or asked == card.task:
         return card.task
-    if asked == "mlm":
-        return "mlm"
+    if asked in HIDING:
+        return asked
     raise ValueError(f"task={asked!r} does not fit the data, which was prepared for {card.task!r}; prepare it with task={asked}")
 
 
@@ -60,7 +62,7 @@ def model_config(card: Card, task: str, settings: ModelSettings, start: encoder.
         stack=settings.stack or default.stack or default_of(card, task).stack,
         dim=settings.dim,
         vocab=card.tokenizer["vocab"],
-        head="classify" if task == "multilabel" else task,
+        head=HEADS.get(task, task),
         causal=task == "lm",
         max_len=length,
         classes=len(card.labels) if task in ("classify", "multilabel") else 1 if task == "regress" else 2,
@@ -102,10 +104,12 @@ class TrainingTask:
         self.config = model_config(self.card, self.task, settings.model, self.start)
         with torch.device("meta"):
             Model(self.config)  # a stack that does not fit the task says so now
-        if self.train.packed:
+        if self.train.documents and not self.card.stream:
+            raise ValueError("train.documents parts the documents of a running text, and the data is rows: leave it out")
+        for name in ("packed", "documents"):
             for spec in stacks.parse(self.config.stack):
-                if "packed" not in mixer_class(spec.name).modes:
-                    raise ValueError(f"mixer {spec.name!r} has no 'packed' mode: train it with packed=false")
+                if getattr(self.train, name) and "packed" not in mixer_class(spec.name).modes:
+                    raise ValueError(f"mixer {spec.name!r} has no 'packed' mode: train it with {name}=false")
         self.held_split = "train"
         self.kept, self.held = self._divide(files["train"])
         roles = self.card.tokenizer["roles"]
@@ -127,9 +131,13 @@ class TrainingTask:
         if self.train.label_smoothing and self.task != "classify":
             raise ValueError(f"train.label_smoothing smooths the classes of classify, and this is {self.task}: leave it out")
         self.warm_up_epochs = self._warm_up_epochs()
-        if self.train.mask is not None and self.task != "mlm" and not self.warm_up_epochs:
+        if self.train.generator is not None and self.task != "rtd":
+            raise ValueError(f"train.generator guesses tokens for train.task=rtd, and this is {self.task}: leave it out")
+        if self.train.mask is not None and self.task not in HIDING and not self.warm_up_epochs:
             other = ", or a warm-up before it: train.pretrain=30" if self.task in LABELLED else ""
             raise ValueError(f"train.mask hides tokens to be found, and {self.task} hides none: it needs train.task=mlm{other}")
+        share = MASK if self.train.mask is None else self.train.mask
+        self.masking = Masking(self.card, share, self.train.seed) if self.task in HIDING else None
         scores = self.card.splits["train"].scores
         self.mean, self.deviation = (scores["mean"], scores["deviation"] or 1.0) if self.task == "regress" else (0.0, 1.0)
         self.unit = unit_of(self.deviation)
@@ -189,11 +197,11 @@ class TrainingTask:
     def batches(self, split: str, world: World, rows: np.ndarray | None = None, shuffle: bool = False) -> Batches:
         train, data = self.train, self.files[split]
         tokens = train.tokens or default_tokens(world.device.type, self.card.stream)
-        mask = Masking(self.card, MASK if train.mask is None else train.mask, train.seed) if self.task == "mlm" else None
+        mask = self.masking
         if self.card.stream:
             return WindowBatches(
                 data, length=self.config.max_len, tokens=tokens, rows=rows, seed=train.seed, shuffle=shuffle, mask=mask,
-                rank=world.rank, world=world.size,
+                documents=train.documents, rank=world.rank, world=world.size,
             )  # fmt: skip
         return RowBatches(
             data, tokens=tokens, max_rows=train.rows if shuffle else None, rows=rows, seed=train.seed, shuffle=shuffle,
@@ -237,8 +245,26 @@ class TrainingTask:
         chosen = (torch.rand(ids.shape, generator=generator) < self.hide) & ~torch.isin(ids, self.specials)
         return ids.masked_fill(chosen, int(self.hidden or 0))
 
+    def asked(self, batch: Batch) -> Tensor | None:
+        """Of HIDING: the numbers of the hidden tokens in the flattened batch, so that the head is computed for them alone."""
+        return asked_tokens(batch.targets, self.masking) if self.task in HIDING else None
+
+    def kept_model(self, model: Model) -> Model:
+        """What is saved of the model that was trained."""
+        return model
+
+    def training_flops(self, model: Model, length: int) -> int:
+        """Matrix products of forward and backward pass over an example of that length."""
+        products = model.cost(length).training
+        if self.task == "mlm" and self.masking is not None:  # the head is computed for the hidden tokens alone
+            hidden = int(self.masking.count(np.array([length]))[0])
+            products -= 3 * 2 * (length - hidden) * self.config.dim * self.config.vocab
+        return products
+
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Summed over the batch's targets."""
+        if (at := self.asked(batch)) is not None:
+            return loss(self.task, outputs, batch.targets.flatten()[at])
         smoothing = self.train.label_smoothing if self.task == "classify" else 0.0
         weights = batch.row_weights
         if self.class_weights is not None:
@@ -274,6 +300,16 @@ def loss(
     )
 
 
+def asked_tokens(targets: Tensor, masking: Masking | None = None) -> Tensor:
+    """targets [B, T] -> the numbers [n] of those that are to be predicted. With `masking` on a GPU n is what that many tokens can have
+    at most, a number that follows from the shape alone, as CUDA graphs need it: the rest has no target."""
+    flat = targets.flatten()
+    if masking is None or not targets.is_cuda:
+        return (flat != IGNORE).nonzero().flatten()
+    most = targets.shape[0] * int(masking.count(np.array([targets.shape[1]]))[0])
+    return (flat == IGNORE).to(torch.uint8).argsort(stable=True)[:most]
+
+
 def main_figure(task: str, figures: dict[str, Any]) -> tuple[str, int]:
     """(name of the figure a task is known by, 1 where higher is better else -1)"""
     if task == "lm" and "bits_per_byte" in figures:
@@ -293,17 +329,19 @@ def evaluate(
     total, count, hits = 0.0, 0, 0
     for batch in batches.epoch(0):
         moved = batch.to(world.device)
-        logits = model(moved.ids, moved.segments)
+        at = asked_tokens(moved.targets) if task == "mlm" else None
+        logits = model(moved.ids, moved.segments, at)
+        wanted = moved.targets if at is None else moved.targets.flatten()[at]
         if batch.weight == 0:  # nothing of this rank's own, read to keep step: a sharded model needs every rank for a pass
             continue
-        total += float(loss(task, logits, moved.targets, deviation))
+        total += float(loss(task, logits, wanted, deviation))
         count += batch.count
         if task in LABELLED:
             rows += batch.rows
             outputs.append((logits.argmax(-1) if task == "classify" else logits.float()).cpu().numpy())
             targets.append(batch.targets.numpy())
         else:
-            hits += int((logits.argmax(-1) == moved.targets).sum())
+            hits += int((logits.argmax(-1) == wanted).sum())
     parts = world.gather((total, count, hits, rows, outputs, targets))
     total, count, hits = (sum(part[i] for part in parts) for i in range(3))
     figures: dict[str, Any] = {"rows" if task in LABELLED else "tokens": count, "loss": total / max(count, 1)}

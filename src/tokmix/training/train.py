@@ -50,6 +50,7 @@ from tokmix.training.run_record import Choices, RunRecord
 from tokmix.training.settings import Settings, differences
 from tokmix.training.sharding import sharding
 from tokmix.training.task import TrainingTask, main_figure
+from tokmix.training.tasks import task_for
 from tokmix.training.training_record import training_record
 
 # What may change on --resume.
@@ -97,7 +98,7 @@ def run(
                 if settings.train.tokens is None:  # by the device of the first start: another one may resume
                     tokens = chosen.get("tokens", lambda: default_tokens(world.device.type, files.card.stream))
                     settings = replace(settings, train=replace(settings.train, tokens=tokens))
-                work = TrainingTask(files, settings)
+                work = task_for(files, settings)
                 check_memory(work.config, world)
             say(work.card.summary())
             return _Run(work, out, world, say, quiet or not world.first, [Path(file).name for file in imports], began, chosen).train(resume)
@@ -305,6 +306,7 @@ class _Run:
         if files.folder != self.out / "data":  # what `train` was given: a report says how to make it again
             record["data"]["prepared"] = {"folder": files.folder.resolve().name, "settings": files.card.settings}
         log.add_cost(engine.progress.step, engine.progress.epoch, record["cost"])
+        model = work.kept_model(model)
         card, more = report.model_card(record), (lambda folder: None) if self.rows is None else self.rows.write
         model_folder.save(self.out / "model", model, files.card, files.folder / "tokenizer.json", record, card, more)
         curve = report.draw_curve(self.out / "log.jsonl", self.out / "curve.png", work.task, self.say)

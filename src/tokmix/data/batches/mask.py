@@ -16,12 +16,13 @@ IGNORE = -100  # the target of a token that is not to be predicted: what torch's
 
 
 class Masking:
-    def __init__(self, card: Card, rate: float = 0.15, seed: int = 0):
+    def __init__(self, card: Card, rate: float = 0.15, seed: int = 0, always: bool = False):
+        """always: every hidden token becomes the mask."""
         within("rate", rate, 0.01, 1)
         roles = card.tokenizer["roles"]
         if "mask" not in roles:
             raise ValueError("the tokenizer has no mask token; prepare the data with task=mlm")
-        self.rate, self.seed, self.mask = rate, seed, roles["mask"]
+        self.rate, self.seed, self.mask, self.always = rate, seed, roles["mask"], always
         self.kept = np.array([roles[role] for role in ("pad", "cls", "sep", "eot") if role in roles])  # never hidden
         self.ordinary = np.setdiff1d(np.arange(card.tokenizer["vocab"]), np.array(sorted(roles.values())))
 
@@ -42,7 +43,7 @@ class Masking:
         picked = order[rank < np.repeat(self.count(candidates), candidates)]
         hidden = free[picked]
         draw = mix(chance[picked], 1)
-        fate = draw % np.uint64(10)
+        fate = np.zeros_like(draw) if self.always else draw % np.uint64(10)
         other = self.ordinary[((draw >> np.uint64(8)) % np.uint64(len(self.ordinary))).astype(np.int64)]
         targets = np.full(len(ids), IGNORE, dtype=np.int64)
         targets[hidden] = ids[hidden]

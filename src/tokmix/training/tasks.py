@@ -1,0 +1,12 @@
+"""Prepared data and settings -> the task of a run."""
+
+from __future__ import annotations
+
+from tokmix.data.tokens import TokenFiles
+from tokmix.training.replaced_tokens import ReplacedTokens
+from tokmix.training.settings import Settings
+from tokmix.training.task import TrainingTask
+
+
+def task_for(files: TokenFiles, settings: Settings) -> TrainingTask:
+    return (ReplacedTokens if settings.train.task == "rtd" else TrainingTask)(files, settings)
