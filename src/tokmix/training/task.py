@@ -263,7 +263,7 @@ class TrainingTask:
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Summed over the batch's targets."""
-        if (at := self.asked(batch)) is not None:
+        if outputs.dim() == 2 and (at := self.asked(batch)) is not None:  # logits of the hidden tokens alone
             return loss(self.task, outputs, batch.targets.flatten()[at])
         smoothing = self.train.label_smoothing if self.task == "classify" else 0.0
         weights = batch.row_weights
