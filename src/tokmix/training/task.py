@@ -331,17 +331,17 @@ def evaluate(
         moved = batch.to(world.device)
         at = asked_tokens(moved.targets) if task == "mlm" else None
         logits = model(moved.ids, moved.segments, at)
-        wanted = moved.targets if at is None else moved.targets.flatten()[at]
+        expected = moved.targets if at is None else moved.targets.flatten()[at]
         if batch.weight == 0:  # nothing of this rank's own, read to keep step: a sharded model needs every rank for a pass
             continue
-        total += float(loss(task, logits, wanted, deviation))
+        total += float(loss(task, logits, expected, deviation))
         count += batch.count
         if task in LABELLED:
             rows += batch.rows
             outputs.append((logits.argmax(-1) if task == "classify" else logits.float()).cpu().numpy())
             targets.append(batch.targets.numpy())
         else:
-            hits += int((logits.argmax(-1) == wanted).sum())
+            hits += int((logits.argmax(-1) == expected).sum())
     parts = world.gather((total, count, hits, rows, outputs, targets))
     total, count, hits = (sum(part[i] for part in parts) for i in range(3))
     figures: dict[str, Any] = {"rows" if task in LABELLED else "tokens": count, "loss": total / max(count, 1)}
