@@ -30,12 +30,13 @@ Texts: TypeAlias = Text | Path | Frame | Iterable[Text]
 
 
 def load(folder: str | Path, *, device: str = "cpu", imports: Sequence[str | Path] = ()) -> TrainedModel:
-    """The model that `train` saved, from its run folder or its model folder. imports: files with mixers of your own."""
-    from tokmix.training import model_folder
+    """The model that `train` saved, from its run folder or its model folder, or a shipped encoder by its name. imports: files with
+    mixers of your own."""
+    from tokmix.training import encoder, model_folder
     from tokmix.training.imports import import_files
 
     import_files(imports)
-    return TrainedModel(model_folder.load(folder, device))
+    return TrainedModel(model_folder.load(encoder.located(folder), device))
 
 
 class TrainedModel:

@@ -48,12 +48,17 @@ def shipped() -> dict[str, Path]:
     return {path.parent.name: path.parent for place in places for path in sorted(place.glob("*/config.json"))}
 
 
+def located(name: str | Path) -> Path:
+    """A folder as it is, or that of the shipped encoder of this name."""
+    return Path(name) if Path(name).is_dir() else shipped().get(str(name), Path(name))
+
+
 def read(name: str) -> Encoder:
     known = shipped()
-    if not Path(name).is_dir() and name not in known:
+    if not located(name).is_dir():
         names = f"; shipped: {', '.join(known)}{nearest(name, known)}" if known else ""
         raise ValueError(f"no encoder {name!r}: give a folder that `tokmix pretrain` wrote{names}")
-    folder = model_folder.find(known[name] if name in known and not Path(name).is_dir() else name)
+    folder = model_folder.find(located(name))
     config = model_folder.read_config(folder)
     if config.causal:
         raise ValueError(

@@ -1,8 +1,7 @@
 """The training loop of `train`, its warm-up, `tune` and `compare`: one process or several.
 
-Hugging Face's Trainer serves a user's own scripts on our models (tokmix.hf). It does not serve here: it resumes within an epoch by
-reading the seen batches again, pickles its generators' states, writes checkpoints in place, and needs the number of steps beforehand,
-which --minutes does not know.
+Hugging Face's Trainer serves a user's own scripts on our models (tokmix.hf), not this: it resumes within an epoch by reading the seen
+batches again, pickles its generators' states, writes checkpoints in place, and needs the number of steps beforehand.
 
 The rule: a step (step.py) is a function of the weights, the optimizer's state and (seed, step). A run that continues from any
 checkpoint repeats the same numbers.
@@ -56,9 +55,8 @@ class Engine:
         self.sharding.place(self.model)
         self.batches = work.train_batches(world)
         self.held: Batches | None = None  # see plan_evaluations
-        self.eager = why_not(
-            world.device, world.size, self.train.packed or self.train.documents, self.train.checkpoint_layers, self.train.capture
-        )
+        packed = self.train.packed or self.train.documents
+        self.eager = why_not(world.device, world.size, packed, self.train.checkpoint_layers, self.train.capture)
         self.growth = Growth(self.train.accumulate, self.train.grow)
         self.prefetch = Prefetch(work.train_batches(world), 2 if world.device.type == "cuda" else 0, self._prepare)
         self.parameters = list(self.model.parameters())
@@ -69,9 +67,8 @@ class Engine:
         self.best: dict[str, Tensor] | None = None
         self.average = means(self.parameters) if work.average else []
         half = (self.train.precision or ("bfloat16" if world.device.type == "cuda" else "float32")) == "bfloat16"
-        step = Step(
-            self.model, self.optimizers, self.sharding, work.loss, clip=self.train.clip, average=self.average, half=half, asked=work.asked
-        )
+        step = Step(self.model, self.optimizers, self.sharding, work.loss, clip=self.train.clip, average=self.average, half=half)
+        step.asked = work.asked
         self.say: Callable[[str], None] = lambda line: None
         self.update: Step | Captured = step
         if self.eager is None:
@@ -118,8 +115,6 @@ class Engine:
         self.best = state.load(found, self.progress.step, self.model, self.optimizers, self.average, self.sharding)
         return True
 
-    # --- a trial before the first step ---------------------------------------------------------------------------------
-
     @contextmanager
     def untouched(self) -> Iterator[None]:
         """Steps inside of it leave no trace. Only before the first step of a run."""
@@ -134,7 +129,7 @@ class Engine:
 
     def time_step(self) -> float:
         """Seconds of the first step, done once."""
-        _, batches = self._next_batches(0, 0, self.growth.at(0, self.most), self.batches)
+        _, batches = self._next_batches(0, 0, 0, self.batches)
         began = time.perf_counter()
         float(self._update(batches, 0)[0])  # waits for the device
         return time.perf_counter() - began
@@ -144,8 +139,7 @@ class Engine:
         if self.pace is None:
             with self.untouched():
                 times = [self.time_step() for _ in range(3)]
-            bigger = self.growth.mean() / self.growth.at(0, self.most)
-            self.pace = self.world.agree(bigger * sum(times[1:]) / 2)  # the first one warms up
+            self.pace = self.world.agree(self.growth.mean() / self.growth.at(0, self.most) * sum(times[1:]) / 2)  # the first warms up
         return self.pace
 
     def compile_pays(self) -> bool:
@@ -220,17 +214,16 @@ class Engine:
     def step(self) -> None:
         """One step of the optimizer."""
         progress = self.progress
-        count = self.growth.at(progress.step, progress.total)
-        (progress.epoch, progress.inner), batches = self._next_batches(progress.epoch, progress.inner, count)
+        (progress.epoch, progress.inner), batches = self._next_batches(progress.epoch, progress.inner, progress.step)
         self.recent.append(self._update(batches, progress.step))
         progress.step, progress.tokens = progress.step + 1, progress.tokens + sum(batch.ids.numel() for batch in batches)
         if self.world.device.type == "cpu" and not bool(torch.isfinite(self.recent[-1]).all()):
             self.look()
 
-    def _next_batches(self, epoch: int, inner: int, count: int, source: Batches | None = None) -> tuple[tuple[int, int], list[Batch]]:
-        """The batches of a step, so many -> (where the next one begins, batches)."""
+    def _next_batches(self, epoch: int, inner: int, step: int, source: Batches | None = None) -> tuple[tuple[int, int], list[Batch]]:
+        """The batches of a step -> (where the next one begins, batches)."""
         reader, batches = self.prefetch if source is None else Prefetch(source, 0, self._prepare), []
-        for _ in range(count):
+        for _ in range(self.growth.at(step, self.progress.total)):
             (epoch, inner), batch = reader.take(epoch, inner)
             inner += 1
             batches.append(batch)
@@ -350,8 +343,7 @@ class Engine:
         if progress.step % AGREE and not alone:
             return
         self.fitted = progress.seconds
-        done = progress.step / progress.total
-        pace = (progress.seconds - progress.evaluation_seconds) / progress.step * self.growth.mean(done) / self.growth.mean(0.0, done)
+        pace = (progress.seconds - progress.evaluation_seconds) / progress.step * self.growth.to_come(progress.step / progress.total)
         progress.total = self.world.agree(steps_that_fit(progress.step, self._seconds_left(), pace, self.most))
 
     def _ask_to_stop(self) -> None:

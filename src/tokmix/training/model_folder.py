@@ -34,6 +34,7 @@ from tokmix.training import linear
 from tokmix.training.checkpoint import load_tensors, shapes_of
 from tokmix.training.linear import Linear
 from tokmix.training.mixture import NETWORK, Mixture
+from tokmix.training.small_weights import expanded, without_scales
 
 RECORD = "training.json"
 FORMAT = "tokmix-training"
@@ -226,7 +227,8 @@ def _check(path: Path, record: dict[str, Any], config: ModelConfig) -> None:
 
 def _check_shapes(path: Path, config: ModelConfig) -> None:
     """A model as config.json says has the weights of model.safetensors: nothing is built that the file is too small for."""
-    shapes = {name.removeprefix(PREFIX): shape for name, shape in shapes_of(path / "model.safetensors").items()}
+    stored = shapes_of(path / "model.safetensors")
+    shapes = {name.removeprefix(PREFIX): shape for name, shape in without_scales(stored).items()}
     layers = len(parse(config.stack))
     if layers > len(shapes):  # every layer has a norm or a gain
         raise Damaged(f"{path} is damaged: config.json has {layers:,} layers, model.safetensors {len(shapes):,} tensors")
@@ -266,7 +268,10 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def _fill(model: Model, path: Path) -> None:
-    tensors, _ = load_tensors(path / "model.safetensors")
+    try:
+        tensors = expanded(load_tensors(path / "model.safetensors")[0])
+    except Damaged as error:
+        raise Damaged(str(error) if str(path) in str(error) else f"{path} is damaged: {error}") from None
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise Damaged(f"{path} is damaged: {name} of model.safetensors holds numbers that are not finite")

@@ -8,8 +8,6 @@ The encoder learns from every token, not from the hidden ones alone. Both share 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -45,7 +43,7 @@ class Detector(Model):
         small = Model(replace(config, head="mlm", stack=generator))  # its embedding is left behind: the encoder's serves both
         self.generator_layers, self.generator_norm, self.mask = small.layers, small.norm, mask
 
-    def forward(self, ids: Tensor, segments: Segments | None = None, at: Tensor | None = None) -> Any:
+    def forward(self, ids: Tensor, segments: Segments | None = None, at: Tensor | None = None) -> Tensor | Outputs:  # type: ignore[override]
         """at [n]: the hidden tokens -> (guesses' logits [n, vocab], ids with the guesses [B, T], logits of original and replaced
         [B, T, 2])."""
         if at is None:
@@ -111,7 +109,7 @@ class ReplacedTokens(TrainingTask):
         return found + WEIGHT * self.masking.rate * (wrong * real.flatten()).sum()
 
     @torch.inference_mode()
-    def evaluate(self, model: Model, batches: Batches, world: World, size: int | None = None) -> dict[str, Any]:
+    def evaluate(self, model: Model, batches: Batches, world: World, size: int | None = None) -> dict[str, float]:
         """detected: the mean of the shares of replaced and of original tokens that were told right; 0.5 is chance."""
         model.eval()
         sums = torch.zeros(6)  # hidden, loss, replaced, of them right, original, of them right

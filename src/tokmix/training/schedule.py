@@ -31,6 +31,10 @@ class Growth:
         area = lambda end: min(end, self.share) ** 2 / (2 * self.share) + max(end - self.share, 0.0)
         return 1 + (self.most - 1) * (area(stop) - area(start)) / (stop - start)
 
+    def to_come(self, done: float) -> float:
+        """Batches of a step after that share of the steps, over those of one before it."""
+        return self.mean(done) / self.mean(0.0, done)
+
 
 def planned_steps(work: TrainingTask, world: World) -> int:
     train = work.train

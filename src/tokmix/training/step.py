@@ -35,11 +35,10 @@ class Step:
         clip: float,
         average: Sequence[Tensor] = (),
         half: bool = False,
-        asked: Callable[[Batch], Tensor | None] = lambda batch: None,
     ):
-        """asked: which tokens of a batch have a target; None: the model says by itself what it is asked."""
         self.model, self.optimizers, self.sharding, self.loss = model, optimizers, sharding, loss
-        self.clip, self.average, self.half, self.asked = clip, list(average), half, asked
+        self.clip, self.average, self.half = clip, list(average), half
+        self.asked: Callable[[Batch], Tensor | None] = lambda batch: None  # the tokens with a target, where the head is for them alone
         self.parameters = [parameter for _, parameter in optimizers.named]
         self.device = self.parameters[0].device
 

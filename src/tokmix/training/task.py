@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tokmix.core import stack as stacks
 from tokmix.core.mixer import mixer_class
-from tokmix.core.model import Model, ModelConfig
+from tokmix.core.model import Model
 from tokmix.core.optional import np
 from tokmix.core.seeds import seeded
 from tokmix.data.batches.mask import IGNORE, Masking
@@ -28,10 +28,10 @@ from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.split import holdout, portion
 from tokmix.data.tokens import TokenFiles, TokenSplit
 from tokmix.training import encoder, metrics
-from tokmix.training.defaults import HELD_ROWS, HELD_TOKENS, Default, default_epochs, default_of, default_tokens, default_warm_up, is_pair
+from tokmix.training.defaults import HELD_ROWS, HELD_TOKENS, default_epochs, default_of, default_tokens, default_warm_up
 from tokmix.training.distributed import World
-from tokmix.training.model_folder import HEADS
-from tokmix.training.settings import ModelSettings, Settings, TrainSettings
+from tokmix.training.model_shape import model_config
+from tokmix.training.settings import Settings, TrainSettings
 from tokmix.training.target_scaler import unit_of
 
 HIDING = ("mlm", "rtd")  # tasks that hide tokens of any text
@@ -52,42 +52,6 @@ def final_split(files: TokenFiles, asked: str | None) -> str | None:
     if asked is not None:
         files.card.split(asked)  # says so where it is not there
     return asked or next((name for name in ("test", "valid") if name in files), None)
-
-
-def model_config(card: Card, task: str, settings: ModelSettings, start: encoder.Encoder | None = None) -> ModelConfig:
-    default = default_of(card, task, start is not None)
-    length = settings.length if card.stream else card.max_len
-    assert length is not None
-    config = ModelConfig(
-        stack=settings.stack or default.stack or default_of(card, task).stack,
-        dim=settings.dim,
-        vocab=card.tokenizer["vocab"],
-        head=HEADS.get(task, task),
-        causal=task == "lm",
-        max_len=length,
-        classes=len(card.labels) if task in ("classify", "multilabel") else 1 if task == "regress" else 2,
-        layout=settings.layout,
-        norm=settings.norm,
-        feed_forward="auto" if settings.feed_forward is None else settings.feed_forward,
-        feed_forward_kind=settings.feed_forward_kind,
-        dropout=default.dropout if settings.dropout is None else settings.dropout,
-        positions=settings.positions or default.positions,
-        pooling=settings.pooling or "max",
-        # Rows have a scale of their own (TrainingTask.build), which was tuned with weights that are read as they are.
-        embedding_std=1.0 if task in LABELLED else ModelConfig.embedding_std,
-        ngrams=settings.ngrams,
-        buckets=settings.buckets,
-        separator=_separator(card, default, settings.compare),
-    )
-    return config if start is None else encoder.model_config(start, settings, config)
-
-
-def _separator(card: Card, default: Default, asked: bool | None) -> int | None:
-    """The id that ends each of the two texts, where they are to be compared."""
-    known = card.tokenizer["roles"].get("sep") if is_pair(card) else None
-    if asked and known is None:
-        raise ValueError("model.compare needs rows of two texts, and a tokenizer with a separator between them")
-    return known if asked or (asked is None and default.compare) else None
 
 
 class TrainingTask:
