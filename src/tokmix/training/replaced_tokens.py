@@ -8,6 +8,7 @@ The encoder learns from every token, not from the hidden ones alone. Both share 
 from __future__ import annotations
 
 from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
