@@ -18,9 +18,12 @@ from tokmix.ops.dispatch import A100, ANY_GPU, H100
 
 # capability x 10, shared memory of a program
 RTX_4090, AN_A100, AN_H100 = (89, ANY_GPU), (80, A100), (90, H100)
-SCAN, BLOCK = {"write", "join", "read", "pull", "finish"}, {"write", "block_read", "block_border", "block_pull"}
+SCAN, BLOCK = (
+    {"write", "join", "read", "chunk_backward", "later_chunks_backward"},
+    {"write", "block_read", "block_border", "block_backward"},
+)
 TAPS = {"conv_forward", "conv_backward"}
-LAGS = {"sums", "output", "weights", "pull_scores", "banks", "back", "keys"}
+LAGS = {"sums", "output", "weights", "scores_backward", "banks", "keys_backward", "keys"}
 SHORT, WIDE = {"short_forward", "short_backward"}, {"gelu_forward", "gelu_backward", "spread"}
 HEADS = {"state", "middle_forward", "output", "middle_backward", "tied_backward"}
 SHIFTS = {
@@ -48,7 +51,7 @@ EXPECTED: list[tuple[tuple[int, int], str, dict[str, set[str]]]] = [
     (RTX_4090, "taps", dict.fromkeys(("4, torch.bfloat16", "8, torch.float32"), TAPS)),
     (RTX_4090, "shifts", SHIFTS),
     (RTX_4090, "lags", {"hypermlp": LAGS}),
-    (AN_H100, "lags", {"hypermlp": LAGS, "hyperglu": {"sums", "output", "pull_scores", "back"}}),  # the others are the same
+    (AN_H100, "lags", {"hypermlp": LAGS, "hyperglu": {"sums", "output", "scores_backward", "keys_backward"}}),  # the others are the same
     (RTX_4090, "convolution", {"of the shapes": {"slide", "weigh"}}),
 ]
 

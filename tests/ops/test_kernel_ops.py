@@ -193,11 +193,11 @@ def test_operation_counts(device: str) -> None:
 @each_device
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 0, 5), (3, 64, 70), (2, 65, 3, 16), (1, 600, 33)])
 def test_parts_are_added_up(device: str, shape: tuple[int, ...]) -> None:
-    from tokmix.ops.kernels.partials import added
+    from tokmix.ops.kernels.partials import sum_partials
 
     parts = torch.randn(shape, device=device)
     with poisoned():
-        found = added(parts)
+        found = sum_partials(parts)
     torch.testing.assert_close(found.double(), parts.double().sum(1), rtol=1e-5, atol=1e-5)
 
 

@@ -13,13 +13,13 @@ from tests.kernel_rule import DTYPES, each_device, few_programs  # noqa: F401  (
 triton = pytest.importorskip("triton")
 tl = triton.language
 rounding = pytest.importorskip("tokmix.ops.kernels.rounding")
-operand, put = rounding.operand, rounding.put
+operand, store_rounded = rounding.operand, rounding.store_rounded
 
 
 @triton.jit
 def stored(X, Y, count, N: tl.constexpr):
     at = tl.arange(0, N)
-    put(Y + at, tl.load(X + at), at < count)
+    store_rounded(Y + at, tl.load(X + at), at < count)
 
 
 @triton.jit

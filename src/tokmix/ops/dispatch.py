@@ -73,7 +73,7 @@ def use_triton(x: Tensor, dtype: torch.dtype, fits: bool, needs: int = ANY_GPU) 
 
 def room(device: torch.device) -> int:
     """Bytes of shared memory that a program may take on a device; none where our kernels are not known to compile: on GPUs
-    before Ampere, on those that are not NVIDIA's, and on Hopper with a ptxas that errs (`assembler`). In the interpreter, and
+    before Ampere, on those that are not NVIDIA's, and on Hopper with a ptxas that errs (`ptxas_workaround`). In the interpreter, and
     where a GPU is only imagined, as on an H100."""
     return _room(device.type, device.index)
 

@@ -6,24 +6,24 @@ import torch
 from torch import Tensor
 
 from tokmix.ops.causal_hyper_mix.kernels import block_causal as kernels
-from tokmix.ops.causal_hyper_mix.launch import Plan, by_token, flat, last_dim_contiguous, strides
+from tokmix.ops.causal_hyper_mix.launch import LaunchSizes, by_token, flat, last_dim_contiguous, strides
 from tokmix.ops.hyper_mix.launch import KINDS
 
 # For heads of up to 64; wider ones get twice as many.
-WARPS = {"read": 8, "border": 4, "pull": 8}
+WARPS = {"read": 8, "border": 4, "backward": 8}
 
 
-def _side(plan: Plan) -> int:
+def _side(plan: LaunchSizes) -> int:
     """Of the square tile that holds k x e. In one of 16 x 128 sixteen warps read where no memory is (Triton 3.6, H200): most likely
     there are more of them than tensor cores can serve with a side of 16."""
     return max(plan.kp, plan.ep)
 
 
-def _warps(plan: Plan, name: str) -> int:
+def _warps(plan: LaunchSizes, name: str) -> int:
     return WARPS[name] * (1 if _side(plan) <= 64 else 2)
 
 
-def _ending(plan: Plan, dtype: torch.dtype) -> tuple[object, ...]:
+def _ending(plan: LaunchSizes, dtype: torch.dtype) -> tuple[object, ...]:
     """The constants that every kernel ends with. Three products in a row: of tf32x3 they would have more than twice torch's error."""
     precision = "ieee" if plan.precision == "tf32x3" else plan.precision
     return plan.k, plan.e, _side(plan), _side(plan), plan.chunk, KINDS[dtype], precision
@@ -36,7 +36,7 @@ def forward(
     where there is one block alone, the latter without decay, too."""
     w_in, w_out, values = last_dim_contiguous(w_in), last_dim_contiguous(w_out), last_dim_contiguous(values)
     log_decay, real, scale = flat(log_decay), flat(real), scale.contiguous()
-    plan = Plan(w_in, w_out, values, block)
+    plan = LaunchSizes(w_in, w_out, values, block)
     starts, kept = plan.empty(0), None
     if plan.chunks > 1:
         starts = plan.states()
@@ -57,11 +57,11 @@ def backward(
     """Gradients of w_in, w_out, values, log_decay (empty without one) and scale."""
     dy, w_in, w_out, values = last_dim_contiguous(dy), last_dim_contiguous(w_in), last_dim_contiguous(w_out), last_dim_contiguous(values)
     log_decay, real, scale = flat(log_decay), flat(real), scale.contiguous()
-    plan = Plan(w_in, w_out, values, block)
+    plan = LaunchSizes(w_in, w_out, values, block)
     B, H, L, k, e = plan.B, plan.H, plan.L, plan.k, plan.e
     several, ending = plan.chunks > 1, _ending(plan, w_in.dtype)
     sizes = (L, plan.chunks, H)
-    nothing = torch.zeros(2, B, H, k, e, device=plan.device)  # asked of the state behind the last block; and of the one before the first
+    nothing = torch.zeros(2, B, H, k, e, device=plan.device)  # gradients of the state after the last block, and of the one before the first
     ends, dborder = nothing[0, :, :, None].contiguous(), plan.empty(B, H, plan.chunks)
     if several:
         ends = plan.states()
@@ -73,9 +73,9 @@ def backward(
     dw_in, dw_out = plan.empty(B, H, L, k, dtype=w_in.dtype), plan.empty(B, H, L, k, dtype=w_out.dtype)
     dvalues, dscale = by_token(values, values.dtype), plan.empty(B, H, L)
     dlog = plan.empty(0) if log_decay is None else plan.empty(B, H, L)
-    kernels.block_pull[(plan.pieces,)](
+    kernels.block_backward[(plan.pieces,)](
         w_in, w_out, values, dy, log_decay, real, scale, starts, ends, dw_in, dw_out, dvalues, dlog, dscale, dborder, *sizes,
-        *strides(w_in, w_out, values, dy, dvalues), *ending, num_warps=_warps(plan, "pull"), num_stages=1,
+        *strides(w_in, w_out, values, dy, dvalues), *ending, num_warps=_warps(plan, "backward"), num_stages=1,
     )  # fmt: skip
     if several:  # s_b is the scale of the last token before a block
         dscale[:, :, block - 1 : (plan.chunks - 1) * block : block] += dborder[:, :, 1:]

@@ -13,8 +13,8 @@ from tokmix.ops.sizes import cdiv, next_power_of_2, within_32_bits
 CHUNK = 64  # tokens between two stored states; chunks are worked on side by side
 LARGEST = 128  # tokens that a program looks at from its first one on: those of the largest block
 READ = (2048, 3)  # numbers of the state that one warp reads at a time, and stages of its loop: the fastest on an H200
-# numbers of the state and warps of a program of `pull`, programs per multiprocessor, registers at most: the fastest on an H200
-PULL = (4096, 4, 3, 168)
+# numbers of the state and warps of a program of `chunk_backward`, programs per multiprocessor, registers at most: the fastest on an H200
+CHUNK_BACKWARD = (4096, 4, 3, 168)
 JOIN = 256  # numbers a program of `join` follows
 COUNT = 2048  # tokens a program of `counts` takes at a time
 
@@ -44,11 +44,11 @@ def by_token(like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def exact(*tensors: Tensor) -> bool:
-    """Whether float32's own precision is asked for: no 16-bit number among what is given."""
+    """Whether to compute in full float32: no tensor has 16 bits."""
     return all(x.dtype.itemsize >= 4 for x in tensors)
 
 
-class Plan:
+class LaunchSizes:
     """Sizes that the kernels share. chunk: CHUNK where it is not said."""
 
     def __init__(self, w_in: Tensor, w_out: Tensor, values: Tensor, chunk: int | None = None):
@@ -64,9 +64,9 @@ class Plan:
         self.device = w_in.device
 
     @property
-    def finish_warps(self) -> int:
-        """Of a program of `finish`. With eight, tiles of 16 rows in tf32x3 give wrong gradients of the values on an H200 for heads
-        wider than 128 (triton 3.6), so these get four, which are right there."""
+    def later_chunks_warps(self) -> int:
+        """Warps of a program of `later_chunks_backward`. With eight, tiles of 16 rows in tf32x3 give wrong
+        gradients of the values on an H200 for heads wider than 128 (triton 3.6); four give right ones."""
         if self.exact:
             return 4 if self.tile == 16 and self.ep > 64 else 8
         return 4 if self.ep <= 64 else 8
@@ -100,7 +100,7 @@ def forward(
     chunk keeps of it; both empty where there is one chunk alone."""
     w_in, w_out, values, hidden = last_dim_contiguous(w_in), last_dim_contiguous(w_out), last_dim_contiguous(values), hidden.contiguous()
     log_decay, real, scale = flat(log_decay), flat(real), scale.contiguous()
-    plan = Plan(w_in, w_out, values)
+    plan = LaunchSizes(w_in, w_out, values)
     starts, kept, several = hidden, None, plan.chunks > 1
     if several:
         starts = plan.states()
@@ -130,14 +130,14 @@ def backward(
         dlast.contiguous(),
     )
     log_decay, real, scale = flat(log_decay), flat(real), scale.contiguous()
-    plan = Plan(w_in, w_out, values)
+    plan = LaunchSizes(w_in, w_out, values)
     B, H, L, k, e = plan.B, plan.H, plan.L, plan.k, plan.e
     if plan.chunks == 1:
         starts, kept = hidden.contiguous(), plan.written(w_in, values, log_decay, real, None) if log_decay is not None else None
     elif log_decay is None:
         kept = None
     loss = None if log_decay is None else torch.expm1(log_decay)
-    size, warps, per_processor, registers = PULL
+    size, warps, per_processor, registers = CHUNK_BACKWARD
     inner = min(32, plan.ep)
     rows = max(1, min(plan.kp, size // plan.ep))
     warps = max(1, warps * rows * plan.ep // size)
@@ -148,7 +148,7 @@ def backward(
     dv_part, p = plan.empty(tiles, B, H, L, e, dtype=values.dtype), plan.empty(tiles, B, H, L)
     r = plan.empty(tiles, plan.pieces, CHUNK // chunked_scan_backward.STEPS.value)
     dhidden, ends = plan.empty(B, H, k, e), plan.states()
-    chunked_scan_backward.pull[(programs,)](
+    chunked_scan_backward.chunk_backward[(programs,)](
         w_in, w_out, values, dy, loss, real, scale, starts, notes, dw_out, dw_part, dv_part, p, r, dhidden, ends,
         L, plan.chunks, H, plan.pieces, cdiv(plan.pieces * tiles, programs), *strides(w_in, w_out, values, dy),
         k, e, rows, plan.ep // inner, inner, CHUNK, plan.exact, num_warps=warps, maxnreg=registers,
@@ -156,10 +156,10 @@ def backward(
     plan.join(dlast, ends, kept, dhidden)
     dw_in, dvalues = plan.empty(B, H, L, k, dtype=w_in.dtype), by_token(values, values.dtype)
     dlog = plan.empty(0) if log_decay is None else plan.empty(B, H, L)
-    chunked_scan_backward.finish[(plan.pieces,)](
+    chunked_scan_backward.later_chunks_backward[(plan.pieces,)](
         w_in, values, log_decay, real, starts, last, ends, dw_part, dv_part, p, r, dw_in, dvalues, dlog,
         L, plan.chunks, H, plan.pieces, *strides(w_in, values, dvalues),
-        k, e, plan.tile, plan.ep, tiles, CHUNK, plan.precision, num_warps=plan.finish_warps,
+        k, e, plan.tile, plan.ep, tiles, CHUNK, plan.precision, num_warps=plan.later_chunks_warps,
     )  # fmt: skip
     return dw_in, dw_out, dvalues, dlog, p.sum(0) / scale, dhidden
 

@@ -46,12 +46,12 @@ def block_hyper_mix(
 
 
 def _block_kernel(w_in: Tensor, w_out: Tensor, values: Tensor, block: int) -> bool:
-    """In float32, whose products leave the tensor cores unused and which has not been timed, where it is asked for alone."""
+    """float32 only on request: its products leave the tensor cores unused, and it has not been timed."""
     k, e = w_in.shape[3], values.shape[3]
     wide = max(k, e)
     small = block in BLOCKS and wide <= WIDEST_IN_BLOCKS and block * wide <= ON_CHIP.get(w_in.dtype.itemsize, 0)
-    asked = w_in.dtype != torch.float32 or forced() == "triton"
-    fits = small and asked and values.numel() > 0 and w_in.dtype == w_out.dtype
+    allowed = w_in.dtype != torch.float32 or forced() == "triton"
+    fits = small and allowed and values.numel() > 0 and w_in.dtype == w_out.dtype
     # The backward kernel for blocks of 64 and wide heads takes 192 KiB where products are made by warp (before an H100).
     widest = block == 64 and wide > 64
     return use_triton(values, w_in.dtype, fits, H100 if widest else ANY_GPU if max(block, wide) <= 64 else A100)

@@ -17,7 +17,7 @@ from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters m
 from tokmix.ops.dispatch import processors
 from tokmix.ops.hyper_mix.kernels import hidden_state, layer_norm
 from tokmix.ops.hyper_mix.kernels import reassociated as kernels
-from tokmix.ops.kernels.partials import added
+from tokmix.ops.kernels.partials import sum_partials
 from tokmix.ops.sizes import cdiv, next_power_of_2, within_32_bits
 
 LONGEST = 4096  # rows of a piece: keeps offsets inside of one in 32 bits
@@ -57,7 +57,7 @@ def piece_rows(T: int, programs: int, slots: int) -> int:
     return size
 
 
-class Plan:
+class LaunchSizes:
     """How x [B, T, D] is cut into pieces, and what every kernel is told about it."""
 
     def __init__(self, x: Tensor, heads: int, biased: bool, table: Tensor | None, first: Tensor | None, size: int, slots: tuple[int, int]):
@@ -104,7 +104,7 @@ def last_dim_contiguous(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 and within_32_bits(x.stride(1), LONGEST) else x.contiguous()
 
 
-def middle(net_in: Nets, net_out: Nets, plan: Plan, scale: Tensor | None, readout: Tensor | None) -> tuple[object, ...]:
+def middle(net_in: Nets, net_out: Nets, plan: LaunchSizes, scale: Tensor | None, readout: Tensor | None) -> tuple[object, ...]:
     """The constants that the kernels between the passes end with."""
     k = net_in.outer.shape[2]
     one = lambda factors: factors is None or factors.shape[0] == 1
@@ -130,10 +130,12 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-def partial_sums(x: Tensor, values: Tensor | None, net: Nets, table: Tensor | None, first: Tensor | None, size: int) -> tuple[Tensor, Plan]:
+def partial_sums(
+    x: Tensor, values: Tensor | None, net: Nets, table: Tensor | None, first: Tensor | None, size: int
+) -> tuple[Tensor, LaunchSizes]:
     """[Hᵀ v; 1ᵀ v] of each piece, with H = GELU(x U + b) and v = values, or x; `Plan.sum_pieces` adds them up."""
     heads = net.inner.shape[0]
-    plan = Plan(x, heads, net.outer_bias is not None, table, first, size, FORWARD_SLOTS)
+    plan = LaunchSizes(x, heads, net.outer_bias is not None, table, first, size, FORWARD_SLOTS)
     parts = plan.parts(plan.rows)
     tile, warps, stages = STATE[plan.big]
     v = x if values is None else values
@@ -193,7 +195,7 @@ def backward(
     tied, heads = net_out is net_in, net_in.inner.shape[0]
     x, dy, values = last_dim_contiguous(x), last_dim_contiguous(dy), None if values is None else last_dim_contiguous(values)
     scale, readout = _float(scale), _float(readout)
-    plan = Plan(x, heads, net_in.outer_bias is not None, table, first, size, BACKWARD_SLOTS)
+    plan = LaunchSizes(x, heads, net_in.outer_bias is not None, table, first, size, BACKWARD_SLOTS)
     make = lambda: (torch.empty if full else torch.zeros)(x.shape, dtype=x.dtype, device=x.device)
     if gain is not None:
         dz, norm = layer_norm.backward(dy, z, gain, mean, rstd)
@@ -232,4 +234,4 @@ def backward(
             x, values, net_in.inner, net_in.inner_bias, dstates, table, dx, dvalues, du[0],
             *cut, v.stride(0), v.stride(1), heads, *plan.shape(tile), num_warps=warps, num_stages=stages,
         )  # fmt: skip
-    return dx, x.new_empty(0) if dvalues is None else dvalues, added(du), dv1, dv2, norm
+    return dx, x.new_empty(0) if dvalues is None else dvalues, sum_partials(du), dv1, dv2, norm

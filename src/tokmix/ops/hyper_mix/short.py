@@ -42,7 +42,7 @@ BACKWARD_SMALL = {
 }
 
 
-class Plan:
+class LaunchSizes:
     """What every kernel is told about x [B, T, D] and w [H, B * T, k]."""
 
     def __init__(self, x: Tensor, w: Tensor, table: Tensor | None, longest: int, tiles: dict[bool, dict[int, Tile]]):
@@ -85,7 +85,7 @@ def forward(
     x, w1 = x.contiguous(), w1.contiguous()
     w2, table = None if w2 is None else w2.contiguous(), None if table is None else table.contiguous()
     scale, readout = _float(scale), _float(readout)
-    plan = Plan(x, w1, table, longest, FORWARD)
+    plan = LaunchSizes(x, w1, table, longest, FORWARD)
     new = torch.empty if full else torch.zeros
     z = new(x.shape, dtype=x.dtype, device=x.device)
     # With a norm, the rows that hold a token are told by a 1 in what becomes their 1 / deviation.
@@ -112,7 +112,7 @@ def backward(
         dz, norm = dy.contiguous(), x.new_empty(0, x.shape[2], dtype=torch.float32)
     else:
         dz, norm = layer_norm.backward(dy, z, gain, mean, rstd)
-    plan = Plan(x, w1, table, longest, BACKWARD if dispatch.room(x.device) >= H100 else BACKWARD_SMALL)
+    plan = LaunchSizes(x, w1, table, longest, BACKWARD if dispatch.room(x.device) >= H100 else BACKWARD_SMALL)
     new = torch.empty if full else torch.zeros
     dx = new(x.shape, dtype=x.dtype, device=x.device)
     # Several tiles of channels: each writes what it has to add, and sums stay in float32.

@@ -20,7 +20,7 @@ from tokmix.ops.dispatch import processors
 from tokmix.ops.hyper_mix.kernels import wide_heads as kernels
 from tokmix.ops.hyper_mix.launch import KINDS, Nets, nets
 from tokmix.ops.hyper_mix.reassociated import loses_digits
-from tokmix.ops.kernels.partials import added
+from tokmix.ops.kernels.partials import sum_partials
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
 # Rows and warps of a program, and for the ones with sums: programs per multiprocessor, stages of the loop. The fastest on an
@@ -144,7 +144,7 @@ def gelu_backward(p: Tensor, grads: Sequence[Tensor], bias: Tensor | None, kind:
             p[..., mine], dh, None if bias is None else bias[..., mine], dp[..., mine] if len(grads) > 1 else dp, sums[net],
             total, turns, i, width, kind, rows, tile, stages, num_warps=warps,
         )  # fmt: skip
-    return dp, added(sums).permute(1, 0, 2).flatten(1)
+    return dp, sum_partials(sums).permute(1, 0, 2).flatten(1)
 
 
 def sum_tokens(x: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def sum_tokens(x: Tensor) -> Tensor:
     out = torch.empty(B, pieces, D, dtype=torch.float32, device=x.device)
     grid = (pieces, cdiv(D, tile), B)
     kernels.sum_tokens[grid](x, out, T, size, x.stride(0), x.stride(1), D, rows, tile, num_warps=warps)
-    return added(out)
+    return sum_partials(out)
 
 
 def norm_forward(z: Tensor, r: Tensor | None, gain: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -187,7 +187,7 @@ def norm_backward(dy: Tensor, z: Tensor, r: Tensor | None, gain: Tensor, mean: T
         dy, z, r, gain.contiguous(), mean, rstd, dz, sums, T, dy.stride(0), dy.stride(1), turns,
         D, rows, next_power_of_2(D), stages, num_warps=warps,
     )  # fmt: skip
-    return dz, added(sums[:2].flatten(1, 2)), added(sums[2])
+    return dz, sum_partials(sums[:2].flatten(1, 2)), sum_partials(sums[2])
 
 
 def _middle(size: Sizes, net: Nets, tile: int, scale: Tensor | None, readout: Tensor | None) -> tuple[object, ...]:
@@ -289,7 +289,7 @@ def backward(
     dx = merged(dps.view(H * B, T, e), B)
     dvalues = x.new_empty(0) if values is None else merged(dvs, B)
     du = torch.bmm(xs.view(H, B * T, e).mT, dp)
-    return dx, dvalues, du, db, dv1, dv2, added(sums), norm
+    return dx, dvalues, du, db, dv1, dv2, sum_partials(sums), norm
 
 
 def _of_values(h: Tensor, dstates: Tensor, dm: Tensor | None, heads: int) -> Tensor:

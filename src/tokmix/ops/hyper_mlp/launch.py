@@ -57,7 +57,7 @@ def by_token(like: Tensor, make: Callable[..., Tensor] = torch.empty, dtype: tor
     return make(B, T, H, n, dtype=dtype or like.dtype, device=like.device).transpose(1, 2)
 
 
-class Plan:
+class LaunchSizes:
     """Sizes and constants that the kernels share."""
 
     def __init__(self, q: Tensor, v: Tensor, first: Parts, second: Parts, lag: bool):
@@ -110,7 +110,7 @@ def forward(
     """o [B, H, T, f], and for the backward pass u [B, Hq, T, r], y [B, H, T, r] and 1 / ‖h‖ [B, H, T]."""
     q, k, v = last_dim_contiguous(q), last_dim_contiguous(k), last_dim_contiguous(v)
     first, second = parts(down1, up1, diagonal1, control1), parts(down2, up2, diagonal2, control2)
-    plan = Plan(q, v, first, second, lag)
+    plan = LaunchSizes(q, v, first, second, lag)
     o, u, y, shrink = by_token(v), plan.sums(plan.score_heads, first), plan.sums(plan.H, second), plan.empty(plan.B, plan.H, plan.T)
     plan.launch(
         kernels.sums, SUMS, lambda columns: (plan.tiles, plan.B * plan.H),

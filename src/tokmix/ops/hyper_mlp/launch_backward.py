@@ -16,7 +16,7 @@ from tokmix.ops.dispatch import processors
 from tokmix.ops.hyper_mlp import launch
 from tokmix.ops.hyper_mlp.kernels import backward as kernels
 from tokmix.ops.hyper_mlp.kernels import backward_sums
-from tokmix.ops.hyper_mlp.launch import Parts, Plan, by_token, last_dim_contiguous, padded, parts, strides
+from tokmix.ops.hyper_mlp.launch import LaunchSizes, Parts, by_token, last_dim_contiguous, padded, parts, strides
 from tokmix.ops.sizes import cdiv
 
 SCRATCH = 2**28  # bytes; a stripe is one tile of queries at least
@@ -35,7 +35,7 @@ class Stripe(NamedTuple):
         return int(self.sequences.stop - self.sequences.start)
 
 
-def stripes(plan: Plan, tiles_at_once: int) -> Iterator[Stripe]:
+def stripes(plan: LaunchSizes, tiles_at_once: int) -> Iterator[Stripe]:
     whole = plan.H * plan.tiles**2
     if whole <= tiles_at_once:
         for b in range(0, plan.B, tiles_at_once // whole):
@@ -73,7 +73,7 @@ class Given(NamedTuple):
 class Gradients:
     """Sums over all stripes. Banks as [shares, heads, tiles SIDE (, r)]."""
 
-    def __init__(self, plan: Plan, given: Given, tiles_at_once: int):
+    def __init__(self, plan: LaunchSizes, given: Given, tiles_at_once: int):
         whole = plan.H * plan.tiles**2
         dtype = plan.dtype if whole <= tiles_at_once else torch.float32  # the former where every key is met in one stripe
         self.dq, self.dk, self.dv = by_token(given.q), by_token(given.k, torch.zeros, dtype), by_token(given.v, torch.zeros, dtype)
@@ -82,7 +82,7 @@ class Gradients:
         self.first = self._room(plan, given.first, plan.score_heads)
         self.second = self._room(plan, given.second, plan.H)
 
-    def _room(self, plan: Plan, bank: Parts, heads: int) -> list[Tensor]:
+    def _room(self, plan: LaunchSizes, bank: Parts, heads: int) -> list[Tensor]:
         if bank.down is None:
             return []
         shape = (self.shares, heads, plan.tiles * launch.SIDE)
@@ -104,7 +104,7 @@ def backward(
     """Gradients of q, k, v, then A, B, p and s of both banks; empty where there is none."""
     do, q, k, v = last_dim_contiguous(do), last_dim_contiguous(q), last_dim_contiguous(k), last_dim_contiguous(v)
     first, second = parts(down1, up1, diagonal1, control1), parts(down2, up2, diagonal2, control2)
-    plan = Plan(q, v, first, second, lag)
+    plan = LaunchSizes(q, v, first, second, lag)
     delta = torch.empty_like(shrink)
     kernels.deltas[plan.tiles, plan.B * plan.H](
         do, o, shrink, delta, plan.T, plan.H, *strides(do, o), plan.f, min(128, padded(plan.f)), launch.SIDE, num_warps=4
@@ -128,7 +128,7 @@ def backward(
 class Pass:
     """One stripe."""
 
-    def __init__(self, plan: Plan, stripe: Stripe, scratch: Tensor, given: Given, found: Gradients):
+    def __init__(self, plan: LaunchSizes, stripe: Stripe, scratch: Tensor, given: Given, found: Gradients):
         self.plan, self.stripe, self.given, self.found = plan, stripe, given, found
         self.dw, self.z, self.dh, self.a = scratch[:4]
         self.glu = plan.score_heads > plan.H
@@ -151,9 +151,9 @@ class Pass:
         shape = (self.stripe.rows * heads, self.size * launch.SIDE, width)
         return self.plan.empty(self.runs, *shape), self.plan.empty(*shape)
 
-    def settle(self, bank: Parts, heads: int, part: Tensor, own: Tensor, scaled: Tensor, dcontrol: Tensor) -> None:
+    def sum_runs(self, bank: Parts, heads: int, part: Tensor, own: Tensor, scaled: Tensor, dcontrol: Tensor) -> None:
         if bank.control is not None:
-            kernels.settle[self.size, self.stripe.rows * heads](
+            kernels.sum_runs[self.size, self.stripe.rows * heads](
                 part, bank.control, own, scaled, dcontrol, self.plan.T, heads, *self.at[2:5], *strides(bank.control),
                 bank.rank, padded(bank.rank), launch.SIDE,
             )  # fmt: skip
@@ -165,18 +165,18 @@ class Pass:
             kernels.weights, WEIGHTS, self.programs, given.do, given.v, given.second.up, self.dw, part,
             *self.at, *strides(given.do, given.v), R=rank, RP=padded(rank), RUN=RUN,
         )  # fmt: skip
-        self.settle(given.second, self.plan.H, part, given.y, gs, given.dcontrol2)
+        self.sum_runs(given.second, self.plan.H, part, given.y, gs, given.dcontrol2)
         return gs
 
     def scores(self, gs: Tensor) -> Tensor:
         given, kinds = self.given, self.plan.score_heads
         part, es = self.sums(kinds, given.first.rank)
         self.plan.launch(
-            kernels.pull_scores, SCORES, self.programs,
+            kernels.scores_backward, SCORES, self.programs,
             given.q, given.k, *given.first[1:], given.second.down, given.second.diagonal, given.u, gs, given.shrink, given.delta,
             self.dw, self.z, self.z2, self.dh, self.dh2, self.a, part, *self.at, *strides(given.q, given.k, given.first.control), RUN=RUN,
         )  # fmt: skip
-        self.settle(given.first, kinds, part, given.u, es, given.dcontrol1)
+        self.sum_runs(given.first, kinds, part, given.u, es, given.dcontrol1)
         return es
 
     def banks(self, es: Tensor, gs: Tensor) -> None:
@@ -200,7 +200,7 @@ class Pass:
         given, plan, cut = self.given, self.plan, self.stripe
         dq = plan.empty(self.runs, cut.rows, plan.score_heads, self.size * launch.SIDE, plan.e)
         plan.launch(
-            kernels.back, BACK, self.programs, given.k, given.first.down, given.first.diagonal, *given.second[1:], given.y, es,
+            kernels.keys_backward, BACK, self.programs, given.k, given.first.down, given.first.diagonal, *given.second[1:], given.y, es,
             self.dh, self.dh2, self.a, self.dz, self.dz2, self.w, dq, *self.at, *strides(given.k, given.second.control), RUN=RUN,
         )  # fmt: skip
         begin, end = cut.first * launch.SIDE, min(plan.T, cut.end * launch.SIDE)

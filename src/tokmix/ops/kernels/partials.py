@@ -1,6 +1,6 @@
-"""Sums that programs have made each on its own, added up: without atomics, in the same order every time.
+"""Adds up the partial sums of programs: without atomics, in the same order every time.
 
-torch's own sum over them takes more than twice as long on a GPU: a column has a thousand parts, and there are only hundreds of columns.
+torch.sum takes more than twice as long on a GPU here: a column has a thousand parts, and there are only hundreds of columns.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def add_parts(PARTS, OUT, parts, width, BP: tl.constexpr, BW: tl.constexpr):
     tl.store(OUT + tl.program_id(1).to(tl.int64) * width + cols, tl.sum(total, 0), mask=cols < width)
 
 
-def added(parts: Tensor) -> Tensor:
-    """[n, P, ...] in float32, in one piece of memory -> [n, ...], the sum over P"""
+def sum_partials(parts: Tensor) -> Tensor:
+    """[n, P, ...] in float32, contiguous -> [n, ...], the sum over P"""
     n, count, *rest = parts.shape
     out = torch.empty(n, *rest, dtype=torch.float32, device=parts.device)
     width = out[0].numel()

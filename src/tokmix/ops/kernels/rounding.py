@@ -1,5 +1,7 @@
-"""Rounding inside of kernels. On a GPU each of these is a cast. Triton's interpreter cuts the bits of a bfloat16 off, which makes
-every number too small and sums over many tokens wrong, and multiplies bit patterns: there it is done by hand."""
+"""Rounding inside kernels. On a GPU each of these functions is a cast.
+
+Triton's interpreter truncates float32 to bfloat16 instead of rounding, which biases sums over many tokens, and it multiplies bit
+patterns. There these functions round by hand."""
 
 from __future__ import annotations
 
@@ -30,6 +32,6 @@ def operand(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def put(at, x, there):
+def store_rounded(at, x, there):
     """Stores x at the pointers `at`, in their type, where `there` says so."""
     tl.store(at, nearest(x, at.dtype.element_ty), mask=there)

@@ -1,18 +1,18 @@
-"""Kernels of block-causal HyperMixing: all that stands between the sums of the blocks and their scan, which are `triton`'s.
+"""Kernels of block-causal HyperMixing, beside `write` and `join` of chunked_scan.py, which they share with the exact scan.
 
     y_t = Λ_t s_t/s_b GELU(s_b H_b)ᵀ o_t  +  ½ s_t Σ_{b<u≤t} Λ_t/Λ_u (w_u · o_t) v_u        b the last border before t, s_t given
 
-    write, join      H_b at every border                                                    the exact scan's own
-    block_read       y                                                                      a program for each block and head
+    write, join      H_b at every border        as in the exact scan
+    block_read       y                          one program a block and head
 
 Backward, with G = GELU(s_b H_b), far_t = Λ_t s_t/s_b, S = o wᵀ, R = dy vᵀ and M_tu = ½ s_t Λ_t/Λ_u:
 
-    block_border     dG = Σ far_t o_t dy_tᵀ ──> what the block asks of its start
-    join             the same from the last block to the first: D, what all later blocks ask of this one's end
-    block_pull       do = (R⊙M) w + far ⊙ dy Gᵀ     dw = (R⊙M)ᵀ o + after ⊙ v Dᵀ     dv = (S⊙M)ᵀ dy + after ⊙ w D
-                     and the gradients of s and log λ. after_u: the product of the λ behind u in its block
+    block_border     dG = Σ far_t o_t dy_tᵀ ──> the gradient of the block's first state
+    join             from the last block to the first: D, the gradient of the state at this block's end
+    block_backward   do = (R⊙M) w + far ⊙ dy Gᵀ     dw = (R⊙M)ᵀ o + after ⊙ v Dᵀ     dv = (S⊙M)ᵀ dy + after ⊙ w D
+                     and the gradients of s and log λ. after_u: the product of the λ after u in its block
 
-Decays are exp of differences of f_t = log Λ_t, summed from the block's first token; a block is a tile. No atomics.
+Decays are exp(f_t - f_u) with f_t = log Λ_t, summed from the block's first token. A block is one tile. No atomics.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import triton.language as tl
 
 from tokmix.ops.causal_hyper_mix.kernels.tiles import kept_after, rows, start
 from tokmix.ops.hyper_mix.kernels.reassociated import gelu, gelu_and_slope
-from tokmix.ops.kernels.rounding import operand, put
+from tokmix.ops.kernels.rounding import operand, store_rounded
 
 
 @triton.jit
@@ -80,7 +80,7 @@ def block_read(
         read = tl.dot(o, operand(gelu(h * border, KIND), KIND), input_precision=PRECISION)
         y += (tl.exp(fade) * scale / border)[:, None] * read
     to = Y + start(at, heads, y_batch, y_head, y_row, begin) + tokens[:, None] * y_row + es[None, :]
-    put(to, y, (tokens < count)[:, None] & (es < E)[None, :])
+    store_rounded(to, y, (tokens < count)[:, None] & (es < E)[None, :])
 
 
 @triton.jit(do_not_specialize=["L", "chunks", "heads"])
@@ -112,7 +112,7 @@ def block_border(
 
 # long: five gradients share one tile in registers
 @triton.jit(do_not_specialize=["L", "chunks", "heads"])
-def block_pull(
+def block_backward(
     W, OUT, V, DY, LOG, REAL, SCALE, STARTS, ENDS, DW, DOUT, DV, DLOG, DSCALE, DBORDER, L, chunks, heads,
     w_batch, w_head, w_row, o_batch, o_head, o_row, v_batch, v_head, v_row, dy_batch, dy_head, dy_row, dv_batch, dv_head, dv_row,
     K: tl.constexpr, E: tl.constexpr, KP: tl.constexpr, EP: tl.constexpr, CHUNK: tl.constexpr,
@@ -141,16 +141,16 @@ def block_pull(
     fade, kept = fades(LOG, tokens, count)
     # the own block
     scores = tl.dot(o, tl.trans(w), input_precision=PRECISION)
-    asked = tl.dot(dy, tl.trans(v), input_precision=PRECISION) * kept * 0.5  # R ⊙ M, without s_t
-    met = asked * scores
+    dscores = tl.dot(dy, tl.trans(v), input_precision=PRECISION) * kept * 0.5  # R ⊙ M, without s_t
+    met = dscores * scores
     dscale = tl.sum(met, 1)
     if LOG is not None:
         # log λ_t stands in Λ_a/Λ_u for u < t <= a: sums over such pairs, and no differences of longer ones, which lose digits
         since = tl.cumsum(met * scale[:, None], 0, reverse=True)  # over a, from t on
         dlog = tl.sum(tl.where(tokens[:, None] > tokens[None, :], since, 0.0), 1)
-    asked = operand(asked * scale[:, None], KIND)
-    do = tl.dot(asked, w, input_precision=PRECISION)
-    dw = tl.dot(tl.trans(asked), o, input_precision=PRECISION)
+    dscores = operand(dscores * scale[:, None], KIND)
+    do = tl.dot(dscores, w, input_precision=PRECISION)
+    dw = tl.dot(tl.trans(dscores), o, input_precision=PRECISION)
     dv = tl.dot(tl.trans(operand(scores * kept * (0.5 * scale)[:, None], KIND)), dy, input_precision=PRECISION)
     # what later blocks ask of the state behind this one
     end = tl.load(ENDS + cell, mask=inside, other=0.0)
@@ -180,10 +180,10 @@ def block_pull(
             dlog += tl.cumsum(lost, 0, reverse=True) + whole * tl.sum(tl.sum(end * h, 1), 0)
     to = (flat + tokens[:, None]) * K + ks[None, :]
     there = in_t[:, None] & in_k[None, :]
-    put(DOUT + to, do, there)
-    put(DW + to, tl.where(real[:, None], dw, 0.0), there)
+    store_rounded(DOUT + to, do, there)
+    store_rounded(DW + to, tl.where(real[:, None], dw, 0.0), there)
     to = DV + start(at, heads, dv_batch, dv_head, dv_row, begin) + tokens[:, None] * dv_row + es[None, :]
-    put(to, tl.where(real[:, None], dv, 0.0), in_t[:, None] & in_e[None, :])
+    store_rounded(to, tl.where(real[:, None], dv, 0.0), in_t[:, None] & in_e[None, :])
     tl.store(DSCALE + flat + tokens, dscale, mask=in_t)
     if LOG is not None:
         tl.store(DLOG + flat + tokens, dlog, mask=in_t)

@@ -2,8 +2,8 @@
 
     H_t = λ_t H_{t-1} + w_t v_tᵀ,   y_t = GELU(s_t H_t)ᵀ o_t            [k, e] a head; s_t is given, see `counts` below
 
-Only what is read passes through the GELU, the recurrence itself is linear. So the state before each chunk is known
-without the states in between, and chunks are read side by side:
+The recurrence is linear; the GELU is applied only when the state is read. So the state before each chunk follows from the
+chunks' sums, and all chunks are then read in parallel:
 
     write    sums_c = Σ_t (λ's after t in chunk c) w_t v_tᵀ             a product on the tensor cores
     join     start_{c+1} = Λ_c start_c + sums_c                         one state after the other, every number on its own
@@ -11,14 +11,16 @@ without the states in between, and chunks are read side by side:
 
 Backward, with D_t = s_t (o_t dy_tᵀ) ⊙ GELU'(s_t H_t), the gradient of H_t is A_t = D_t + λ_{t+1} A_{t+1}, linear too:
 
-    pull     walks a chunk from its end as if nothing came after it     do_t = GELU(s_t H_t) dy_t, p_t = <D_t, H_t>,
-             dw_t = A_t v_t and dv_t = A_tᵀ w_t so far; what the chunk asks of its start
-    join     the same from the last chunk to the first                  end_c, what all later chunks ask of chunk c's end
-    finish   dw_t += (λ's after t) end_c v_t, dv_t likewise             products on the tensor cores
-             dlog λ_t = λ_t <A_t, H_{t-1}>, known at every fourth token, elsewhere from dlog λ_t = dlog λ_{t+1} - w_t · dw_t + p_t
+    chunk_backward         from a chunk's end to its start, without the later chunks:
+                           do_t = GELU(s_t H_t) dy_t, p_t = <D_t, H_t>, this chunk's part of dw_t = A_t v_t and dv_t = A_tᵀ w_t,
+                           and the gradient of the chunk's first state
+    join                   from the last chunk to the first: end_c, the gradient of the state behind chunk c
+    later_chunks_backward  dw_t += (λ's after t) end_c v_t, dv_t likewise, as products on the tensor cores
+                           dlog λ_t = λ_t <A_t, H_{t-1}>, known at every fourth token,
+                           elsewhere from dlog λ_t = dlog λ_{t+1} - w_t · dw_t + p_t
 
-A walk backwards needs the states in reverse. `pull` first walks forwards and notes every fourth, then repeats four steps
-at a time. No atomics: programs own rows of the state, and their parts of dv are added by `finish`.
+The backward pass needs the states in reverse order. `chunk_backward` first runs forward and saves every fourth state, then
+recomputes four states at a time. No atomics: programs own rows of the state, and `later_chunks_backward` adds their parts of dv.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import triton.language as tl
 from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters may be told)
 from tokmix.ops.causal_hyper_mix import flops as _own  # noqa: F401
 from tokmix.ops.causal_hyper_mix.kernels.tiles import advance, gelu, kept_after, load, rows, start, token
-from tokmix.ops.kernels.rounding import put
+from tokmix.ops.kernels.rounding import store_rounded
 
 
 @triton.jit(do_not_specialize=["L", "chunks", "heads"])
@@ -81,8 +83,8 @@ def join(GIVEN, PARTS, KEPT, RESULT, chunks, SIZE: tl.constexpr, BLOCK: tl.const
         kept = 1.0
         if KEPT is not None:
             kept = tl.load(KEPT + at * chunks)
-        asked = tl.load(RESULT + at * SIZE + cols, mask=there, other=0.0)
-        tl.store(RESULT + at * SIZE + cols, state * kept + asked, mask=there)
+        part = tl.load(RESULT + at * SIZE + cols, mask=there, other=0.0)
+        tl.store(RESULT + at * SIZE + cols, state * kept + part, mask=there)
 
 
 @triton.jit(do_not_specialize=["L", "chunks", "heads"])
@@ -118,6 +120,6 @@ def read(
         h = advance(h, w[:, None], v[None, :], LOSS, t)
         o = load(OUT + t * o_row + ks, in_k, EVEN)
         y = tl.sum(gelu(h * tl.load(SCALE + t), EXACT) * o[:, None], 0)
-        put(Y + t * y_row + es, y, in_e)
+        store_rounded(Y + t * y_row + es, y, in_e)
     if chunk == chunks - 1:
         tl.store(LAST + at.to(tl.int64) * (K * E) + cell, h, mask=inside)

@@ -1,4 +1,4 @@
-"""The backward kernels of the causal scan; see `triton` for what they do."""
+"""The backward kernels of the causal scan; chunked_scan.py shows what they compute."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs
 
 from __future__ import annotations
@@ -6,10 +6,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokmix.ops.causal_hyper_mix.kernels.tiles import advance, gelu_and_pull, kept_after, load, rows, start, token
-from tokmix.ops.kernels.rounding import put
+from tokmix.ops.causal_hyper_mix.kernels.tiles import advance, gelu_backward, kept_after, load, rows, start, token
+from tokmix.ops.kernels.rounding import store_rounded
 
-STEPS = tl.constexpr(4)  # states between two notes of `pull`
+STEPS = tl.constexpr(4)  # tokens between two states that `chunk_backward` saves
 
 
 @triton.jit
@@ -19,38 +19,38 @@ def row_sums(x):
 
 
 @triton.jit
-def pull_one(
-    h, asked, loss, w, v, o, dy, t, count, LOSS, SCALE, DO, DW, DV, P, ks, es,
+def token_backward(
+    h, dh, loss, w, v, o, dy, t, count, LOSS, SCALE, DO, DW, DV, P, ks, es,
     K: tl.constexpr, E: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One token, from its state h and what the next one asks of it (asked, yet to be times 1 + loss). A token past
-    the end of the chunk repeats the last one and asks for nothing."""
+    """One token, from its state h and the gradient dh of the next token's state (not yet multiplied by 1 + loss). A token past
+    the end of the chunk repeats the last one and adds no gradient."""
     real = t < count
     at = tl.minimum(t, count - 1)
     scale = tl.load(SCALE + at)
-    g, d = gelu_and_pull(h, scale, o[:, None, None], (dy * tl.where(real, scale, 0.0))[None, :, :], EXACT)
-    put(DO + t * K + ks, row_sums(g * dy[None, :, :]), ks < tl.where(real, K, 0))
+    g, d = gelu_backward(h, scale, o[:, None, None], (dy * tl.where(real, scale, 0.0))[None, :, :], EXACT)
+    store_rounded(DO + t * K + ks, row_sums(g * dy[None, :, :]), ks < tl.where(real, K, 0))
     tl.store(P + t, tl.sum(d * h), mask=real)
     if EXACT:
-        asked += asked * loss + d
+        dh += dh * loss + d
     else:
-        asked = asked * (1.0 + loss) + d
-    tl.store(DW + t * K + ks, row_sums(asked * v[None, :, :]), mask=ks < tl.where(real, K, 0))
-    put(DV + t * E + es, tl.sum(asked * w[:, None, None], 0), es < tl.where(real, E, 0))
+        dh = dh * (1.0 + loss) + d
+    tl.store(DW + t * K + ks, row_sums(dh * v[None, :, :]), mask=ks < tl.where(real, K, 0))
+    store_rounded(DV + t * E + es, tl.sum(dh * w[:, None, None], 0), es < tl.where(real, E, 0))
     loss = 0.0
     if LOSS is not None:
         loss = tl.where(real, tl.load(LOSS + at), 0.0)
-    return asked, loss
+    return dh, loss
 
 
 # long: the four tokens between two saved states are unrolled
 @triton.jit(do_not_specialize=["L", "chunks", "heads", "pieces", "turns"])
-def pull(
-    W, OUT, V, DY, LOSS, REAL, SCALE, STARTS, NOTES, DO, DW, DV, P, R, ASKED, ENDS, L, chunks, heads, pieces, turns,
+def chunk_backward(
+    W, OUT, V, DY, LOSS, REAL, SCALE, STARTS, NOTES, DO, DW, DV, P, R, DSTATE, ENDS, L, chunks, heads, pieces, turns,
     w_batch, w_head, w_row, o_batch, o_head, o_row, v_batch, v_head, v_row, dy_batch, dy_head, dy_row,
     K: tl.constexpr, E: tl.constexpr, KB: tl.constexpr, EO: tl.constexpr, EI: tl.constexpr, CHUNK: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """KB rows of the state of a chunk; e stands in two dimensions [EO, EI], which leaves fewer lanes to sum over."""
+    """KB rows of the state of a chunk. e is split in two dimensions [EO, EI], which leaves fewer lanes to sum over."""
     TILES: tl.constexpr = (K + KB - 1) // KB
     EVEN: tl.constexpr = K % KB == 0 and E == EO * EI
     SIZE: tl.constexpr = KB * EO * EI
@@ -88,7 +88,7 @@ def pull(
                     h = advance(h, w[:, None, None], v[None, :, :], loss_at, n * STEPS + j)
             tl.store(notes + last * SIZE, h)
             tl.debug_barrier()
-            asked = tl.zeros([KB, EO, EI], tl.float32)
+            dh = tl.zeros([KB, EO, EI], tl.float32)
             loss = 0.0
             for back in range(last + 1):
                 n = last - back
@@ -105,44 +105,44 @@ def pull(
                 w, v = token(w_at, v_at, real_at, at3, w_row, v_row, ks, es, in_k, in_e, EVEN)
                 h = advance(h, w[:, None, None], v[None, :, :], loss_at, at3)
                 o2, dy2 = load(o_at + at2 * o_row + ks, in_k, EVEN), load(dy_at + at2 * dy_row + es, in_e, EVEN)
-                asked, loss = pull_one(
-                    h, asked, loss, w, v, o3, dy3, t + 3, count, loss_at, scale_at, do_at, dw_at, dv_at, p_at, ks, es, K, E, EXACT
+                dh, loss = token_backward(
+                    h, dh, loss, w, v, o3, dy3, t + 3, count, loss_at, scale_at, do_at, dw_at, dv_at, p_at, ks, es, K, E, EXACT
                 )
                 o1, dy1 = load(o_at + at1 * o_row + ks, in_k, EVEN), load(dy_at + at1 * dy_row + es, in_e, EVEN)
                 w, v = token(w_at, v_at, real_at, at2, w_row, v_row, ks, es, in_k, in_e, EVEN)
                 h = advance(middle, w[:, None, None], v[None, :, :], loss_at, at2)
-                asked, loss = pull_one(
-                    h, asked, loss, w, v, o2, dy2, t + 2, count, loss_at, scale_at, do_at, dw_at, dv_at, p_at, ks, es, K, E, EXACT
+                dh, loss = token_backward(
+                    h, dh, loss, w, v, o2, dy2, t + 2, count, loss_at, scale_at, do_at, dw_at, dv_at, p_at, ks, es, K, E, EXACT
                 )
                 o0, dy0 = load(o_at + t * o_row + ks, in_k, EVEN), load(dy_at + t * dy_row + es, in_e, EVEN)
                 w, v = token(w_at, v_at, real_at, at1, w_row, v_row, ks, es, in_k, in_e, EVEN)
-                asked, loss = pull_one(
-                    middle, asked, loss, w, v, o1, dy1, t + 1, count, loss_at, scale_at, do_at, dw_at, dv_at, p_at, ks, es, K, E, EXACT
+                dh, loss = token_backward(
+                    middle, dh, loss, w, v, o1, dy1, t + 1, count, loss_at, scale_at, do_at, dw_at, dv_at, p_at, ks, es, K, E, EXACT
                 )
                 before = tl.load(notes + n * SIZE)
                 w, v = token(w_at, v_at, real_at, t, w_row, v_row, ks, es, in_k, in_e, EVEN)
                 h = advance(before, w[:, None, None], v[None, :, :], loss_at, t)
-                asked, loss = pull_one(
-                    h, asked, loss, w, v, o0, dy0, t, count, loss_at, scale_at, do_at, dw_at, dv_at, p_at, ks, es, K, E, EXACT
+                dh, loss = token_backward(
+                    h, dh, loss, w, v, o0, dy0, t, count, loss_at, scale_at, do_at, dw_at, dv_at, p_at, ks, es, K, E, EXACT
                 )
                 if LOSS is not None:
-                    tl.store(R + (tile * pieces + piece) * (CHUNK // STEPS) + n, (1.0 + loss) * tl.sum(asked * before))
-            asked += asked * loss
+                    tl.store(R + (tile * pieces + piece) * (CHUNK // STEPS) + n, (1.0 + loss) * tl.sum(dh * before))
+            dh += dh * loss
             if chunk == 0:
-                tl.store(ASKED + at.to(tl.int64) * (K * E) + cell, asked, mask=inside)
+                tl.store(DSTATE + at.to(tl.int64) * (K * E) + cell, dh, mask=inside)
             else:
-                tl.store(ENDS + (piece - 1).to(tl.int64) * (K * E) + cell, asked, mask=inside)
+                tl.store(ENDS + (piece - 1).to(tl.int64) * (K * E) + cell, dh, mask=inside)
             tl.debug_barrier()
 
 
 # long: the two gradients share every load
 @triton.jit(do_not_specialize=["L", "chunks", "heads", "pieces"])
-def finish(
+def later_chunks_backward(
     W, V, LOG, REAL, STARTS, LAST, ENDS, DW_PART, DV_PART, P, R, DW, DV, DLOG, L, chunks, heads, pieces,
     w_batch, w_head, w_row, v_batch, v_head, v_row, dv_batch, dv_head, dv_row,
     K: tl.constexpr, E: tl.constexpr, KB: tl.constexpr, EP: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What later chunks ask of this one's tokens, added to what `pull` found; and the gradient of log λ."""
+    """Adds the gradients that come from later chunks to those of `chunk_backward`, and computes the gradient of log λ."""
     piece = tl.program_id(0)
     at, chunk = piece // chunks, piece % chunks
     tokens, es = tl.arange(0, CHUNK), tl.arange(0, EP)
@@ -177,7 +177,7 @@ def finish(
         to = (flat + tokens[:, None]) * K + ks[None, :]
         there = in_t[:, None] & in_k[None, :]
         part = tl.load(DW_PART + to, mask=real[:, None] & in_k[None, :], other=0.0)
-        put(DW + to, dw + part, there)
+        store_rounded(DW + to, dw + part, there)
         if LOG is not None:
             inner += tl.sum(w * part, 1)
             outer += tl.sum(w * dw, 1)
@@ -196,7 +196,7 @@ def finish(
             at_group = R + (part * pieces + piece) * (CHUNK // STEPS) + groups
             known += tl.load(at_group, mask=groups * STEPS < count, other=0.0)
             next_known += tl.load(at_group + 1, mask=(groups + 1) * STEPS < count, other=0.0)
-        # From later tokens to earlier ones: whoever stands behind the last token that is asked for anything gets an exact zero.
+        # From later tokens to earlier ones, so that tokens behind the last one with a gradient get an exact zero.
         steps, place = tl.reshape(inner, [CHUNK // STEPS, STEPS]), tl.arange(0, STEPS)
         from_here = place[:, None] <= place[None, :]
         dlog = next_known[:, None] - tl.sum(tl.where(from_here[None, :, :], steps[:, None, :], 0.0), 2)
@@ -207,4 +207,4 @@ def finish(
     for part in range(PARTS):
         dv += tl.load(DV_PART + (part * total + flat + tokens[:, None]) * E + es[None, :], mask=there, other=0.0).to(tl.float32)
     to = DV + start(at, heads, dv_batch, dv_head, dv_row, begin) + tokens[:, None] * dv_row + es[None, :]
-    put(to, tl.where(real[:, None], dv, 0.0), there)
+    store_rounded(to, tl.where(real[:, None], dv, 0.0), there)

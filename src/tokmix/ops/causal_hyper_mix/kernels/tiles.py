@@ -38,7 +38,7 @@ def gelu(x, EXACT: tl.constexpr):
 
 
 @triton.jit
-def gelu_and_pull(h, scale, o, dy, EXACT: tl.constexpr):
+def gelu_backward(h, scale, o, dy, EXACT: tl.constexpr):
     """GELU(x) at x = scale h, and its slope times scale o dy; scale is in dy already."""
     x = h * scale
     size = tl.abs(x)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from tokmix.ops.hyper_mix.kernels.reassociated import block, gelu, gelu_and_slope
-from tokmix.ops.kernels.rounding import operand, put
+from tokmix.ops.kernels.rounding import operand, store_rounded
 
 
 @triton.jit
@@ -67,9 +67,9 @@ def store_rows(P, matrix, last, sequence, sequences, head, cols, E: tl.constexpr
     at = P + (sequence.to(tl.int64) + head * ROWS * sequences) * E + cols[None, :]
     step = sequences * E
     there = (cols < E)[:, None] & (cols < E)[None, :]
-    put(at + cols[:, None].to(tl.int64) * step, matrix, there)
+    store_rounded(at + cols[:, None].to(tl.int64) * step, matrix, there)
     if ROWS > E:
-        put(at + tl.cast(E, tl.int64) * step, last, (cols < E)[None, :])
+        store_rounded(at + tl.cast(E, tl.int64) * step, last, (cols < E)[None, :])
 
 
 @triton.jit
@@ -118,8 +118,8 @@ def middle_backward(
         ds = dg * slope * (scale * readout)
         at = ((head * K + units)[:, None].to(tl.int64) * sequences + sequence) * E + cols[None, :]
         there = (units < K)[:, None] & (cols < E)[None, :]
-        put(G + at, g * readout, there)
-        put(DS + at, ds, there)
+        store_rounded(G + at, g * readout, there)
+        store_rounded(DS + at, ds, there)
         dm = tl.dot(v1, operand(ds, KIND), dm, input_precision=PRECISION)
         dlast += tl.sum(c1 * ds, 0, keep_dims=True)
     store_rows(DM, dm, dlast, sequence, sequences, head, cols, E, ROWS)

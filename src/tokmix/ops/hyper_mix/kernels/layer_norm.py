@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokmix.ops.kernels.partials import added
-from tokmix.ops.kernels.rounding import put
+from tokmix.ops.kernels.partials import sum_partials
+from tokmix.ops.kernels.rounding import store_rounded
 from tokmix.ops.shift_mix.kernels.tiles import normalised, offsets, row_strides, turns_and_programs
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
@@ -39,7 +39,7 @@ def layer_norm_forward(Z, GAIN, BIAS, Y, MEAN, RSTD, total, eps, SOME: tl.conste
     y = n * gain + bias
     if SOME:
         y = tl.where(real, y, 0.0)
-    put(Y + at + cols, y, (rows < total) & (cols < D))
+    store_rounded(Y + at + cols, y, (rows < total) & (cols < D))
     tl.store(MEAN + rows, mean, mask=real)
     tl.store(RSTD + rows, rstd, mask=real)
 
@@ -70,7 +70,7 @@ def layer_norm_backward(
         dbias += dy
         g = dy * gain
         dz = (g - tl.sum(g, 1, keep_dims=True) / D - n * (tl.sum(g * n, 1, keep_dims=True) / D)) * rstd
-        put(DZ + at, dz, inside & wide)
+        store_rounded(DZ + at, dz, inside & wide)
     kept = tl.program_id(0) * D + cols
     tl.store(SUMS + kept, tl.sum(dgain, 0), mask=cols < D)
     tl.store(SUMS + tl.num_programs(0) * D + kept, tl.sum(dbias, 0), mask=cols < D)
@@ -115,4 +115,4 @@ def backward(dy: Tensor, z: Tensor, gain: Tensor, mean: Tensor, rstd: Tensor) ->
         stages,
         num_warps=warps,
     )
-    return dz, added(sums)
+    return dz, sum_partials(sums)

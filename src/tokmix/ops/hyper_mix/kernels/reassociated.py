@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokmix.ops.kernels.rounding import operand, put
+from tokmix.ops.kernels.rounding import operand, store_rounded
 
 
 @triton.jit
@@ -168,7 +168,7 @@ def add_pieces(
         rows = (pieces * heads + head).to(tl.int64)[:, None] * (ROWS * E) + at[None, :]
         total += tl.load(PART + rows, mask=(pieces < high)[:, None] & there[None, :], other=0.0)
     to = ((head * ROWS + at // E).to(tl.int64) * sequences + sequence) * E + at % E
-    put(OUT + to, tl.sum(total, 0), there)
+    store_rounded(OUT + to, tl.sum(total, 0), there)
 
 
 @triton.jit
@@ -192,7 +192,7 @@ def output(
         x = operand(tl.load(X + rows * x_row + cols[None, :], mask=there, other=0.0), KIND)
         h = operand(gelu(tl.dot(x, u, input_precision=PRECISION) + bias, KIND), KIND)
         z = tl.dot(h, q, input_precision=PRECISION) + r
-        put(Z + rows * (H * E) + cols[None, :], z, there)
+        store_rounded(Z + rows * (H * E) + cols[None, :], z, there)
         if REAL is not None:
             tl.store(REAL + begin + rows, tl.full([BM, 1], 1.0, tl.float32), mask=rows < count)
 
@@ -231,7 +231,7 @@ def output_backward(
         if ROWS > E:
             dr = add_rows(dr, dz, ones, PRECISION)
         dx = tl.dot(dp, tl.trans(u), input_precision=PRECISION)
-        put(DX + rows * (H * E) + cols[None, :], dx, there)
+        store_rounded(DX + rows * (H * E) + cols[None, :], dx, there)
     store_block(DQ, dq, dr, head, H, cols, E, ROWS)
     store_block(DU, du, db, head, H, cols, E, E + 1)
 
@@ -276,8 +276,8 @@ def state_backward(
         if V is None:
             dx += dv
         else:
-            put(DV + out, dv, there)
-        put(DX + out, dx, there)
+            store_rounded(DV + out, dv, there)
+        store_rounded(DX + out, dx, there)
     store_block(DU, du, db, head, H, cols, E, E + 1)
 
 
@@ -324,6 +324,6 @@ def tied_backward(
             dx = tl.dot(dp, tl.trans(u), dv, input_precision=PRECISION)
         else:
             dx = tl.dot(dp, tl.trans(u), input_precision=PRECISION)
-            put(DV + out, dv, there)
-        put(DX + out, dx, there)
+            store_rounded(DV + out, dv, there)
+        store_rounded(DX + out, dx, there)
     store_block(DU, du, db, head, H, cols, E, E + 1)

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from tokmix.ops.hyper_mix.kernels.hidden_state import factor
 from tokmix.ops.hyper_mix.kernels.reassociated import gelu, gelu_and_slope
-from tokmix.ops.kernels.rounding import operand, put
+from tokmix.ops.kernels.rounding import operand, store_rounded
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def tile(P, tokens, cols, count, limit, stride, KIND: tl.constexpr):
 @triton.jit
 def store_tile(P, x, tokens, cols, count, limit, stride):
     there = (tokens < count)[:, None] & (cols < limit)[None, :]
-    put(P + tokens[:, None] * stride + cols[None, :], x, there)
+    store_rounded(P + tokens[:, None] * stride + cols[None, :], x, there)
 
 
 @triton.jit(do_not_specialize=["T"])

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from tokmix.ops.hyper_mix.kernels.reassociated import gelu, gelu_and_slope
-from tokmix.ops.kernels.rounding import nearest, put
+from tokmix.ops.kernels.rounding import nearest, store_rounded
 from tokmix.ops.shift_mix.kernels.tiles import normalised
 
 
@@ -29,7 +29,7 @@ def gelu_forward(P, BIAS, OUT, total, WIDTH: tl.constexpr, KIND: tl.constexpr, B
     p = tl.load(P + at, mask=there, other=0.0).to(tl.float32)
     if BIAS is not None:
         p += tl.load(BIAS + head * WIDTH + cols, mask=cols < WIDTH, other=0.0).to(tl.float32)[None, :]
-    put(OUT + at, gelu(p, KIND), there)
+    store_rounded(OUT + at, gelu(p, KIND), there)
 
 
 @triton.jit(do_not_specialize=["turns"])
@@ -55,7 +55,7 @@ def gelu_backward(
         _, slope = gelu_and_slope(p, KIND)
         dp = dh * slope
         sums += dp
-        put(DP + row * WIDTH + cols[None, :], dp, there)
+        store_rounded(DP + row * WIDTH + cols[None, :], dp, there)
     to = (tl.program_id(0) * tl.num_programs(2) + head) * INNER + cols
     tl.store(SUMS + to, tl.sum(sums, 0), mask=cols < INNER)
 
@@ -69,8 +69,8 @@ def two_factors(EXACT, BOTH, total, WIDTH, BR: tl.constexpr, BD: tl.constexpr):
     exact = tl.load(EXACT + rows.to(tl.int64) * WIDTH + cols[None, :], mask=there, other=0.0)
     near = nearest(exact, BOTH.dtype.element_ty).to(tl.float32)
     to = BOTH + rows.to(tl.int64) * 2 * WIDTH + cols[None, :]
-    put(to, near, there)
-    put(to + WIDTH, exact - near, there)
+    store_rounded(to, near, there)
+    store_rounded(to + WIDTH, exact - near, there)
 
 
 @triton.jit
@@ -97,7 +97,7 @@ def spread(VECTOR, OUT, T, D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr):
     cols = tl.program_id(1) * BD + tl.arange(0, BD)
     values = tl.load(VECTOR + b * D + cols, mask=cols < D, other=0.0)[None, :] + tl.zeros([BR, BD], tl.float32)
     at = (b.to(tl.int64) * T + rows) * D + cols[None, :]
-    put(OUT + at, values, (rows < T) & (cols < D)[None, :])
+    store_rounded(OUT + at, values, (rows < T) & (cols < D)[None, :])
 
 
 @triton.jit
@@ -115,7 +115,7 @@ def norm_forward(Z, R, GAIN, BIAS, Y, MEAN, RSTD, T, eps, D: tl.constexpr, BR: t
     n, mean, rstd = normalised(z, wide, D, eps)
     gain = tl.load(GAIN + cols, mask=cols < D, other=0.0).to(tl.float32)[None, :]
     bias = tl.load(BIAS + cols, mask=cols < D, other=0.0).to(tl.float32)[None, :]
-    put(Y + row * D + cols[None, :], n * gain + bias, there)
+    store_rounded(Y + row * D + cols[None, :], n * gain + bias, there)
     tl.store(MEAN + row, mean, mask=rows < T)
     tl.store(RSTD + row, rstd, mask=rows < T)
 
@@ -153,7 +153,7 @@ def norm_backward(
         dgain += dy * n
         dbias += dy
         dr += dz
-        put(DZ + row * D + cols[None, :], dz, inside & wide)
+        store_rounded(DZ + row * D + cols[None, :], dz, inside & wide)
     pieces = tl.num_programs(0)
     to = SUMS + (b * pieces + tl.program_id(0)).to(tl.int64) * D + cols
     step = tl.num_programs(1).to(tl.int64) * pieces * D
@@ -210,8 +210,8 @@ def middle_forward(
         s = (tl.load(S + at, mask=there, other=0.0).to(tl.float32) + m * head_vector(C1, head, cols, K)) * scale
         g = gelu(s, KIND) * readout
         r += g * head_vector(C2, head, cols, K)
-        put(S + at, s, there)
-        put(G + at, g, there)
+        store_rounded(S + at, s, there)
+        store_rounded(G + at, g, there)
     if R is not None:
         tl.store(R + sequence * (H * E) + channel, tl.sum(r, 1), mask=inside)
 
@@ -241,8 +241,8 @@ def middle_backward(
         g *= readout
         ds = dg * slope * (readout * scale)
         dm += ds * head_vector(C1, head, cols, K)
-        put(DG + at, ds, there)
-        put(G + at, g, there)
+        store_rounded(DG + at, ds, there)
+        store_rounded(G + at, g, there)
         if SUMS is not None:
             to = (tl.program_id(0) * H + head).to(tl.int64) * K + cols
             tl.store(SUMS + to, tl.sum(ds * m, 0), mask=cols < K)

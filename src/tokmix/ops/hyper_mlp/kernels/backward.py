@@ -8,8 +8,8 @@ The norm's part of dh needs a sum over all keys, and Σ a da = do · o. Scores a
 stored for each query: u, y and 1 / ‖h‖.
 
 A launch covers a stripe of query tiles, first .. first + stripe, of some sequences. Each program has one tile of queries and
-up to RUN tiles of its lags; sums over keys go into one part for each run, which `settle` adds up. Between launches the
-stripe's tiles of dw, z, dh and a stand in scratch memory, [sequences H, stripe, tiles, SIDE, SIDE], by lag; `back` puts dz
+up to RUN tiles of its lags; sums over keys go into one part for each run, which `sum_runs` adds up. Between launches the
+stripe's tiles of dw, z, dh and a stand in scratch memory, [sequences H, stripe, tiles, SIDE, SIDE], by lag; `keys_backward` puts dz
 and w by key in the place of z and dw, which `backward_sums` has read before. Not in that of dh and a: what a run's first tile of
 keys needs of the run before it would be gone.
 """
@@ -27,11 +27,11 @@ from tokmix.ops.hyper_mlp.kernels.tiles import (
     mixed,
     numbers,
     product,
-    put_rows,
-    put_tile,
     rows,
     softplus_and_slope,
     start,
+    store_rows,
+    store_tile,
     tile_at,
     tile_of,
     turned,
@@ -66,15 +66,15 @@ def deltas(
         delta += tl.sum(do * rows(OUT + i, first, T, o_row, F - i, F % FP == 0, FP, SIDE).to(tl.float32), 1)
     shrink = numbers(SHRINK + at.to(tl.int64) * T, first, T, SIDE)
     delta = tl.where(shrink < 0.99e12, delta[:, None], 0.0)  # a norm that was clamped passes no gradient
-    put_rows(DELTA + at.to(tl.int64) * T, delta, first, T, 1, 1, True, 1, SIDE)
+    store_rows(DELTA + at.to(tl.int64) * T, delta, first, T, 1, 1, True, 1, SIDE)
 
 
 @triton.jit
-def asked(
+def weights_grad(
     do, DO, V, c, tile, T, do_row, v_row, F: tl.constexpr, FP: tl.constexpr, SIDE: tl.constexpr, LAG: tl.constexpr,
     VALUES: tl.constexpr,
 ):  # fmt: skip
-    """do vᵀ for a tile of keys, turned. do: the first FP columns, the others are read."""
+    """The gradient of a tile of weights, do vᵀ, turned. do: the first FP columns; the others are loaded here."""
     dw = product(do, tl.trans(rows(V, tile * SIDE, T, v_row, F, F >= FP, FP, SIDE)), VALUES)
     for j in tl.static_range(1, (F + FP - 1) // FP):
         more = rows(DO + j * FP, c * SIDE, T, do_row, F - j * FP, F - j * FP >= FP, FP, SIDE)
@@ -97,22 +97,22 @@ def weights(
     low = tl.zeros([SIDE, RP], tl.float32)
     if UP2 is not None:
         UP2 += (at % heads) * T.to(tl.int64) * R
-    newer = asked(do, DO, V, c, c - begin, T, do_row, v_row, F, FP, SIDE, LAG, VALUES)
+    newer = weights_grad(do, DO, V, c, c - begin, T, do_row, v_row, F, FP, SIDE, LAG, VALUES)
     for m in range(begin, tl.minimum(begin + RUN, c + 1)):
-        older = asked(do, DO, V, c, c - m - 1 if LAG else m, T, do_row, v_row, F, FP, SIDE, LAG, VALUES)
+        older = weights_grad(do, DO, V, c, c - m - 1 if LAG else m, T, do_row, v_row, F, FP, SIDE, LAG, VALUES)
         dw = tile_of(newer, older, c, m, SIDE, LAG)
         newer = older
-        put_tile(tile_at(DW, m, SIDE), dw)
+        store_tile(tile_at(DW, m, SIDE), dw)
         if UP2 is not None:
             low += lowered(dw, UP2, m, T, R, RP, SIDE, LOOSE)
     if UP2 is not None:
         PART += ((run * tl.num_programs(1) + at) * stripe + mine).to(tl.int64) * (SIDE * R)
-        put_rows(PART, low, 0, SIDE, R, R, R == RP, RP, SIDE)
+        store_rows(PART, low, 0, SIDE, R, R, R == RP, RP, SIDE)
 
 
 # long: the optional terms share one tile in registers
 @triton.jit(do_not_specialize=["T", "heads", "first", "stripe", "runs", "tiles"])
-def pull_scores(
+def scores_backward(
     Q, K, UP1, DIAGONAL1, CONTROL1, DOWN2, DIAGONAL2, U, GS, SHRINK, DELTA, DW, Z, Z2, DH, DH2, A, PART,
     T, heads, first, stripe, runs, tiles, q_batch, q_head, q_row, k_batch, k_head, k_row, s1_batch, s1_head, s1_row,
     E: tl.constexpr, EP: tl.constexpr, R1: tl.constexpr, R2: tl.constexpr, RP1: tl.constexpr, RP2: tl.constexpr,
@@ -153,36 +153,36 @@ def pull_scores(
     newer, newer2 = begun(q, q2, K, K2, c - begin, T, k_row, E, EP, SIDE, GLU, LAG, VALUES)
     for m in range(begin, tl.minimum(begin + RUN, c + 1)):
         z, z2, newer, newer2 = walked(newer, newer2, q, q2, K, K2, c, m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES)
-        put_tile(tile_at(Z + tile, m, SIDE), z)
+        store_tile(tile_at(Z + tile, m, SIDE), z)
         h = mixed(z, low, UP1, DIAGONAL1, c, m, T, R1, RP1, SIDE, CAREFUL) * shrink
         dw = tl.load(tile_at(DW + tile, m, SIDE)).to(tl.float32)
         da = mixed(dw, gs, DOWN2, DIAGONAL2, c, m, T, R2, RP2, SIDE, LOOSE)
         a = tl.maximum(h, 0.0)
         if GLU:
-            put_tile(tile_at(Z2 + tile, m, SIDE), z2)
+            store_tile(tile_at(Z2 + tile, m, SIDE), z2)
             h2 = mixed(z2, low2, UP12, DIAGONAL12, c, m, T, R1, RP1, SIDE, CAREFUL)
             scale, slope2 = softplus_and_slope(h2, VALUES != "bf16")
             dh2 = da * a * slope2
-            put_tile(tile_at(DH2 + tile, m, SIDE), dh2)
+            store_tile(tile_at(DH2 + tile, m, SIDE), dh2)
             if UP1 is not None:
                 es2 += lowered(dh2, UP12, m, T, R1, RP1, SIDE, LOOSE)
             da *= scale
             a *= scale
-        put_tile(tile_at(A + tile, m, SIDE), a)
+        store_tile(tile_at(A + tile, m, SIDE), a)
         dh = (tl.where(h > 0, da, 0.0) - h * delta) * slope
-        put_tile(tile_at(DH + tile, m, SIDE), dh)
+        store_tile(tile_at(DH + tile, m, SIDE), dh)
         if UP1 is not None:
             es += lowered(dh, UP1, m, T, R1, RP1, SIDE, LOOSE)
     if UP1 is not None:
         sets = (tl.num_programs(1) // heads) * heads * (1 + GLU)
         PART += ((run * sets + scored) * stripe + mine).to(tl.int64) * (SIDE * R1)
-        put_rows(PART, es, 0, SIDE, R1, R1, R1 == RP1, RP1, SIDE)
+        store_rows(PART, es, 0, SIDE, R1, R1, R1 == RP1, RP1, SIDE)
         if GLU:
-            put_rows(PART + (heads * stripe).to(tl.int64) * (SIDE * R1), es2, 0, SIDE, R1, R1, R1 == RP1, RP1, SIDE)
+            store_rows(PART + (heads * stripe).to(tl.int64) * (SIDE * R1), es2, 0, SIDE, R1, R1, R1 == RP1, RP1, SIDE)
 
 
 @triton.jit(do_not_specialize=["T", "heads", "first", "stripe", "runs"])
-def settle(
+def sum_runs(
     PART, CONTROL, U, SCALED, DCONTROL, T, heads, first, stripe, runs, s_batch, s_head, s_row,
     R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
@@ -193,9 +193,9 @@ def settle(
     for run in range(runs):
         total += rows(PART + place + run * step, 0, SIDE, R, R, R == RP, RP, SIDE)
     begin, flat = (first + mine) * SIDE, at.to(tl.int64) * T * R
-    put_rows(DCONTROL + flat, total * rows(U + flat, begin, T, R, R, R == RP, RP, SIDE), begin, T, R, R, R == RP, RP, SIDE)
+    store_rows(DCONTROL + flat, total * rows(U + flat, begin, T, R, R, R == RP, RP, SIDE), begin, T, R, R, R == RP, RP, SIDE)
     control = rows(start(CONTROL, at, heads, s_batch, s_head), begin, T, s_row, R, R == RP, RP, SIDE).to(tl.float32)
-    put_rows(SCALED + place, total * control, 0, SIDE, R, R, R == RP, RP, SIDE)
+    store_rows(SCALED + place, total * control, 0, SIDE, R, R, R == RP, RP, SIDE)
 
 
 @triton.jit
@@ -207,7 +207,7 @@ def mixed_at(
 
 
 @triton.jit(do_not_specialize=["T", "heads", "first", "stripe", "runs", "tiles"])
-def back(
+def keys_backward(
     K, DOWN1, DIAGONAL1, UP2, DIAGONAL2, CONTROL2, Y, ES, DH, DH2, A, DZ, DZ2, W, PART,
     T, heads, first, stripe, runs, tiles, k_batch, k_head, k_row, s2_batch, s2_head, s2_row,
     E: tl.constexpr, EP: tl.constexpr, R1: tl.constexpr, R2: tl.constexpr, RP1: tl.constexpr, RP2: tl.constexpr,
@@ -250,18 +250,18 @@ def back(
         dz = mixed_at(DH + tile, es, DOWN1, DIAGONAL1, c, m, T, R1, RP1, SIDE, LOOSE)
         turned_dz = by_key(dz, dz_before, SIDE, LAG)
         dz_before = dz
-        put_tile(tile_at(DZ + tile, g, SIDE), turned_dz)
+        store_tile(tile_at(DZ + tile, g, SIDE), turned_dz)
         dq += product(turned_dz, rows(K, g * SIDE, T, k_row, E, E == EP, EP, SIDE), LOOSE)
         if GLU:
             dz2 = mixed_at(DH2 + tile, es2, DOWN12, DIAGONAL12, c, m, T, R1, RP1, SIDE, LOOSE)
             turned_dz2 = by_key(dz2, dz2_before, SIDE, LAG)
             dz2_before = dz2
-            put_tile(tile_at(DZ2 + tile, g, SIDE), turned_dz2)
+            store_tile(tile_at(DZ2 + tile, g, SIDE), turned_dz2)
             dq2 += product(turned_dz2, rows(K + heads * k_head, g * SIDE, T, k_row, E, E == EP, EP, SIDE), LOOSE)
         w = mixed_at(A + tile, y, UP2, DIAGONAL2, c, m, T, R2, RP2, SIDE, LOOSE)
-        put_tile(tile_at(W + tile, g, SIDE), by_key(w, w_before, SIDE, LAG))
+        store_tile(tile_at(W + tile, g, SIDE), by_key(w, w_before, SIDE, LAG))
         w_before = w
     PART += ((run * sets + scored) * stripe + mine).to(tl.int64) * (SIDE * E)
-    put_rows(PART, dq, 0, SIDE, E, E, E == EP, EP, SIDE)
+    store_rows(PART, dq, 0, SIDE, E, E, E == EP, EP, SIDE)
     if GLU:
-        put_rows(PART + (heads * stripe).to(tl.int64) * (SIDE * E), dq2, 0, SIDE, E, E, E == EP, EP, SIDE)
+        store_rows(PART + (heads * stripe).to(tl.int64) * (SIDE * E), dq2, 0, SIDE, E, E, E == EP, EP, SIDE)

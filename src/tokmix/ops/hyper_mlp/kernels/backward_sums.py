@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokmix.ops.hyper_mlp.kernels.tiles import controlled, product, put_rows, rows, start, tile_at
+from tokmix.ops.hyper_mlp.kernels.tiles import controlled, product, rows, start, store_rows, tile_at
 
 
 @triton.jit
@@ -69,4 +69,4 @@ def keys(
         x = tl.load(tile_at(X, mine * tiles, SIDE))
         by = rows(BY, (first + mine) * SIDE, T, by_row, F - skip, F % FP == 0, FP, SIDE)
         total += product(tl.trans(x), by, HOW)
-    put_rows(SUM, total, g * SIDE, T, sum_row, F - skip, F % FP == 0, FP, SIDE)
+    store_rows(SUM, total, g * SIDE, T, sum_row, F - skip, F % FP == 0, FP, SIDE)

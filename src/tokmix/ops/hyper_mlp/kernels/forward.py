@@ -23,10 +23,10 @@ from tokmix.ops.hyper_mlp.kernels.tiles import (
     mixed,
     numbers,
     product,
-    put_rows,
     rows,
     softplus_and_slope,
     start,
+    store_rows,
     walked,
 )
 
@@ -81,10 +81,10 @@ def sums(
                 low2 += lowered(z2, DOWN1 + far, m, T, R1, RP1, SIDE, CAREFUL)
         CONTROL1 = start(CONTROL1, at, heads, s1_batch, s1_head)
         U += ((at // heads) * heads * (1 + GLU) + head) * step
-        put_rows(U, low, first, T, R1, R1, R1 == RP1, RP1, SIDE)
+        store_rows(U, low, first, T, R1, R1, R1 == RP1, RP1, SIDE)
         low *= rows(CONTROL1, first, T, s1_row, R1, R1 == RP1, RP1, SIDE).to(tl.float32)
         if GLU:
-            put_rows(U + far, low2, first, T, R1, R1, R1 == RP1, RP1, SIDE)
+            store_rows(U + far, low2, first, T, R1, R1, R1 == RP1, RP1, SIDE)
             low2 *= rows(CONTROL1 + heads * s1_head, first, T, s1_row, R1, R1 == RP1, RP1, SIDE).to(tl.float32)
     squares, y = tl.zeros([SIDE], tl.float32), tl.zeros([SIDE, RP2], tl.float32)
     if UP2 is not None:
@@ -97,9 +97,9 @@ def sums(
         if UP2 is not None:
             y += lowered(a, DOWN2, m, T, R2, RP2, SIDE, LOOSE)
     shrink = (1.0 / tl.maximum(tl.sqrt(squares), 1e-12))[:, None]
-    put_rows(SHRINK + at.to(tl.int64) * T, shrink, first, T, 1, 1, True, 1, SIDE)
+    store_rows(SHRINK + at.to(tl.int64) * T, shrink, first, T, 1, 1, True, 1, SIDE)
     if UP2 is not None:
-        put_rows(Y + at.to(tl.int64) * T * R2, y * shrink, first, T, R2, R2, R2 == RP2, RP2, SIDE)
+        store_rows(Y + at.to(tl.int64) * T * R2, y * shrink, first, T, R2, R2, R2 == RP2, RP2, SIDE)
 
 
 @triton.jit(do_not_specialize=["T", "heads"])
@@ -150,4 +150,4 @@ def output(
         v = rows(V, (c - m if LAG else m) * SIDE, T, v_row, F - skip, F % FP == 0, FP, SIDE)
         o += product(by_key(w, before, SIDE, LAG), v, VALUES)
         before = w
-    put_rows(OUT, o, first, T, o_row, F - skip, F % FP == 0, FP, SIDE)
+    store_rows(OUT, o, first, T, o_row, F - skip, F % FP == 0, FP, SIDE)

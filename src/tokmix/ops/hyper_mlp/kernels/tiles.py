@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from tokmix.ops.kernels.rounding import INTERPRETED, nearest, operand, put
+from tokmix.ops.kernels.rounding import INTERPRETED, nearest, operand, store_rounded
 
 
 # ---------------------------------------------------------------- products
@@ -68,12 +68,12 @@ def rows(X, first, T, row_stride, width, EVEN: tl.constexpr, COLS: tl.constexpr,
 
 
 @triton.jit
-def put_rows(X, x, first, T, row_stride, width, EVEN: tl.constexpr, COLS: tl.constexpr, SIDE: tl.constexpr):
+def store_rows(X, x, first, T, row_stride, width, EVEN: tl.constexpr, COLS: tl.constexpr, SIDE: tl.constexpr):
     r, cols = first + tl.arange(0, SIDE), tl.arange(0, COLS)
     inside = (r < T)[:, None]
     if not EVEN:
         inside = inside & (cols < width)[None, :]
-    put(X + r[:, None] * row_stride + cols[None, :], x, inside)
+    store_rounded(X + r[:, None] * row_stride + cols[None, :], x, inside)
 
 
 @triton.jit
@@ -91,7 +91,7 @@ def tile_at(X, m, SIDE: tl.constexpr):
 
 
 @triton.jit
-def put_tile(at, x):
+def store_tile(at, x):
     """Into scratch memory."""
     tl.store(at, nearest(x, at.dtype.element_ty))
 

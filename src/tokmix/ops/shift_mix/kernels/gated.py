@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokmix.ops.kernels.partials import added
-from tokmix.ops.kernels.rounding import put
+from tokmix.ops.kernels.partials import sum_partials
+from tokmix.ops.kernels.rounding import store_rounded
 from tokmix.ops.shift_mix.kernels.tiles import distances, neighbours, offsets, per_channel, row_strides, turns_and_programs
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
@@ -65,7 +65,7 @@ def gate_forward(
     p = tl.load(P + by_head(rows[:, None], cols, total, E), mask=real, other=0.0).to(tl.float32)
     y = tl.where(real, z + tl.sigmoid(p + per_channel(BIAS, cols, D, E, E)) * (x - z), 0.0)
     to = rows[:, None].to(tl.int64) * D + cols[None, :]
-    put(Y + to, y, (rows < total)[:, None] & wide)
+    store_rounded(Y + to, y, (rows < total)[:, None] & wide)
 
 
 @triton.jit(do_not_specialize=["shift", "turns"])
@@ -96,8 +96,8 @@ def gate_backward(
         if BOTH:
             dz = 0.5 * (dz + passed_on(DY, P, bias, dy_at - far * dy_row_stride, p_at - far * E, (before >= far) & wide))
         inside = (rows < total)[:, None] & wide
-        put(DP + p_at, dp, inside)
-        put(DX + p_at, dy * g + dz, inside)
+        store_rounded(DP + p_at, dp, inside)
+        store_rounded(DX + p_at, dy * g + dz, inside)
     tl.store(SUMS + tl.program_id(0) * D + cols, tl.sum(dbias, 0), mask=cols < D)
 
 
@@ -142,4 +142,4 @@ def backward(
     )  # fmt: skip
     dx.baddbmm_(dp, weight.mT)
     dweight = torch.bmm(by_heads(x, heads).mT, dp)
-    return dx.transpose(0, 1).reshape(B, T, D), dweight, added(sums[None]).view(heads, -1)
+    return dx.transpose(0, 1).reshape(B, T, D), dweight, sum_partials(sums[None]).view(heads, -1)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokmix.ops.kernels.rounding import put
+from tokmix.ops.kernels.rounding import store_rounded
 from tokmix.ops.shift_mix.kernels.gated import by_heads
 from tokmix.ops.shift_mix.kernels.tiles import distances, neighbours, offsets, row_strides
 from tokmix.ops.sizes import cdiv, next_power_of_2
@@ -46,7 +46,7 @@ def bring_together(
     if N == 3:
         y += tl.load(Q + at + hop + 2 * E, mask=(after >= far) & wide, other=0.0).to(tl.float32)
     to = rows[:, None].to(tl.int64) * D + cols[None, :]
-    put(Y + to, y, (rows < total)[:, None] & wide)
+    store_rounded(Y + to, y, (rows < total)[:, None] & wide)
 
 
 @triton.jit(do_not_specialize=["shift"])

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokmix.ops.kernels.partials import added
-from tokmix.ops.kernels.rounding import put
+from tokmix.ops.kernels.partials import sum_partials
+from tokmix.ops.kernels.rounding import store_rounded
 from tokmix.ops.shift_mix.kernels.tiles import (
     distances,
     neighbours,
@@ -91,7 +91,7 @@ def norm_forward(
             mixed += partner(X, MEAN, RSTD, at + far * row_stride, rows[:, None] + far, there, c_weight, c_offset, wide, D, eps)
         if PLACES is not None:
             mixed = tl.where(before >= 0, mixed, 0.0)
-        put(Y + rows[:, None].to(tl.int64) * D + cols[None, :], x + mixed, inside)
+        store_rounded(Y + rows[:, None].to(tl.int64) * D + cols[None, :], x + mixed, inside)
 
 
 # long: all gradients share one pass over the rows
@@ -140,7 +140,7 @@ def norm_backward(
         dx = (g - tl.sum(g, 1, keep_dims=True) / D - n * (tl.sum(g * n, 1, keep_dims=True) / D)) * rstd
         if PLACES is not None:
             dx = tl.where(real, dx, 0.0)
-        put(DX + rows[:, None].to(tl.int64) * D + cols[None, :], residual + dx, inside)
+        store_rounded(DX + rows[:, None].to(tl.int64) * D + cols[None, :], residual + dx, inside)
     bias = per_channel(BIAS, cols, D, E, E)
     a = per_channel(A, cols, D, E, WIDTH)
     b = per_channel(B, cols, D, E, WIDTH)
@@ -202,4 +202,4 @@ def backward(
         B * T, T, *strides, *dy_strides, shift, turns, eps,
         D, D // heads, width, rows, next_power_of_2(D), stages, num_warps=warps,
     )  # fmt: skip
-    return dx, added(sums)
+    return dx, sum_partials(sums)

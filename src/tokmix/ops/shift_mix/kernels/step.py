@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokmix.ops.kernels.rounding import put
+from tokmix.ops.kernels.rounding import store_rounded
 from tokmix.ops.shift_mix.kernels.tiles import normalised, per_channel
 from tokmix.ops.shift_mix.step_op import result_dtype
 from tokmix.ops.sizes import next_power_of_2
@@ -51,8 +51,8 @@ def step(
         y = z
     y = residual + tl.where(there, y, 0.0)
     tl.debug_barrier()  # every thread has read the position and the old row
-    put(Y + row.to(tl.int64) * D + cols, y, wide)
-    put(at, kept, there)
+    store_rounded(Y + row.to(tl.int64) * D + cols, y, wide)
+    store_rounded(at, kept, there)
     if ADVANCE:
         tl.store(POSITION + row, position + more)
 

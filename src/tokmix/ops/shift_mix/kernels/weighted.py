@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokmix.ops.kernels.partials import added
-from tokmix.ops.kernels.rounding import put
+from tokmix.ops.kernels.partials import sum_partials
+from tokmix.ops.kernels.rounding import store_rounded
 from tokmix.ops.shift_mix.kernels.tiles import (
     distances,
     neighbours,
@@ -52,7 +52,7 @@ def weighted_forward(
         later = tl.load(X + at + far * row_stride, mask=(after >= far) & wide, other=0.0).to(tl.float32)
         y += per_channel(C, cols, D, E, WIDTH) * later
     to = rows[:, None].to(tl.int64) * D + cols[None, :]
-    put(Y + to, y, (rows < total)[:, None] & wide)
+    store_rounded(Y + to, y, (rows < total)[:, None] & wide)
 
 
 @triton.jit(do_not_specialize=["shift", "turns"])
@@ -86,7 +86,7 @@ def weighted_backward(
             dx += c * earlier
             dc += earlier * x
         to = rows[:, None].to(tl.int64) * D + cols[None, :]
-        put(DX + to, dx, (rows < total)[:, None] & wide)
+        store_rounded(DX + to, dx, (rows < total)[:, None] & wide)
     kept = tl.program_id(0) * D + cols
     step = tl.num_programs(0) * D
     tl.store(SUMS + kept, tl.sum(da, 0), mask=cols < D)
@@ -142,4 +142,4 @@ def backward(
         x, dy, *weights, table, places, dx, sums, B * T, T, *strides, *dy_strides, shift, turns,
         D, D // heads, width, rows, tile, stages, num_warps=warps,
     )  # fmt: skip
-    return dx, added(sums)
+    return dx, sum_partials(sums)

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokmix.ops.kernels.partials import added
-from tokmix.ops.kernels.rounding import put
+from tokmix.ops.kernels.partials import sum_partials
+from tokmix.ops.kernels.rounding import store_rounded
 from tokmix.ops.shift_mix.kernels.tiles import offsets, row_strides, turns_and_programs
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
@@ -42,7 +42,7 @@ def conv_forward(
         x = tl.load(X + at - tl.cast(back, tl.int64) * row_stride, mask=inside & (t >= back) & wide, other=0.0).to(tl.float32)
         y += tl.load(W + cols * K + tap, mask=cols < D, other=0.0).to(tl.float32)[None, :] * x
     to = rows[:, None].to(tl.int64) * D + cols[None, :]
-    put(Y + to, y, inside & wide)
+    store_rounded(Y + to, y, inside & wide)
 
 
 @triton.jit(do_not_specialize=["turns"])
@@ -67,7 +67,7 @@ def conv_backward(
             dx += tl.load(W + cols * K + tap, mask=cols < D, other=0.0).to(tl.float32)[None, :] * dy
             dw += tl.where((taps == tap)[:, None], tl.sum(dy * x, 0)[None, :], 0.0)
         to = rows[:, None].to(tl.int64) * D + cols[None, :]
-        put(DX + to, dx, inside & wide)
+        store_rounded(DX + to, dx, inside & wide)
     kept = (tl.program_id(0) * K + taps)[:, None] * D + cols[None, :]
     tl.store(SUMS + kept, dw, mask=(taps < K)[:, None] & wide)
 
@@ -99,4 +99,4 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     conv_backward[programs, cdiv(D, tile)](
         x, weight.contiguous(), dy, dx, sums, B * L, L, *strides, *dy_strides, turns, D, K, next_power_of_2(K), rows, tile, num_warps=warps
     )
-    return dx, added(sums[None])[0].mT
+    return dx, sum_partials(sums[None])[0].mT
