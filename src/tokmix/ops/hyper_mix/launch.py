@@ -133,7 +133,7 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
 def partial_sums(
     x: Tensor, values: Tensor | None, net: Nets, table: Tensor | None, first: Tensor | None, size: int
 ) -> tuple[Tensor, LaunchSizes]:
-    """[Hᵀ v; 1ᵀ v] of each piece, with H = GELU(x U + b) and v = values, or x; `Plan.sum_pieces` adds them up."""
+    """[Hᵀ v; 1ᵀ v] of each piece, with H = GELU(x U + b) and v = values, or x; `sum_pieces` adds them up."""
     heads = net.inner.shape[0]
     plan = LaunchSizes(x, heads, net.outer_bias is not None, table, first, size, FORWARD_SLOTS)
     parts = plan.parts(plan.rows)
