@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from tokmix.core import moved
+
 __version__ = "0.1.0"
 
 _HOME = {
@@ -74,6 +76,8 @@ if TYPE_CHECKING:
     from tokmix.core.rowmixer import RowMixer
     from tokmix.core.sampling import generate
     from tokmix.core.segments import Rows, Segments
+
+moved.install()
 
 
 def __getattr__(name: str) -> object:
