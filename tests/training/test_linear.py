@@ -48,7 +48,25 @@ def test_a_bag_is_fitted_by_held_out_rows_and_comes_back_as_it_was_saved(tmp_pat
 
 
 def test_the_words_of_a_pair_say_which_text_has_them() -> None:
-    assert linear.pair_text(["A dog runs", "a cat runs"]) == "a dog runs 2_a 2_cat 2_runs b_a n_cat b_runs m_dog"
+    assert linear.pair_text(("A dog runs", "a cat runs")) == "a dog runs 2_a 2_cat 2_runs b_a n_cat b_runs m_dog"
+
+
+def test_a_bag_counts_what_two_texts_have_in_common(tmp_path: Path) -> None:
+    """Which words they are says nothing here; how many of them are shared says all."""
+    draw, pairs, targets = random.Random(0), [], []
+    for _ in range(600):
+        words = draw.sample([f"w{i}" for i in range(300)], 12)
+        shared = draw.randrange(7)
+        pairs.append((" ".join(words[:6]), " ".join(draw.sample([*words[:shared], *words[6 + shared :]], 6))))
+        targets.append(int(shared > 3))
+    held = np.arange(600) >= 400
+    bag = linear.fit("classify", pairs, np.array(targets), 2, held)
+    scores = bag.scores(pairs)
+    assert (scores.argmax(-1) == np.array(targets))[held].mean() > 0.95
+    bag.save(tmp_path)
+    again = linear.load(tmp_path)
+    assert again is not None and np.array_equal(again.scores(pairs), scores)
+    assert bag.scores([("", "w1"), ("w1", "")]).shape == (2, 2), "a text without words"
 
 
 @pytest.mark.parametrize("noisy", [NETWORK, BAG])
@@ -109,7 +127,7 @@ def test_nothing_is_learned_from_a_test_file(by_name: bool, tmp_path: Path) -> N
     run(folder if by_name else train, tmp_path / "run", settings(train__steps=1, train__baseline=True, **more), quiet=True)
     trained = model_folder.load(tmp_path / "run")
     assert trained.record["learned_from"]["bag of words"] == 200 and trained.linear is not None and trained.linear.rows == 200
-    assert "zebra" not in trained.linear.vectorizers[0].vocabulary_
+    assert "zebra" not in trained.linear.made.vectorizers[0].vocabulary_
     found = evaluate.figures(trained, test)
     assert not any("trained on" in line for line in found["warnings"]), "no hash of a test row is among those learned from"
 

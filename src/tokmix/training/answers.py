@@ -79,7 +79,7 @@ class Bag:
     def refitted(self) -> Linear:
         """With the same settings on every row that a final model may learn from: never on a test split that the user gave."""
         files, card = self.work.files, self.work.card
-        texts: list[str] = []
+        texts: list[linear.Row] = []
         targets = []
         for split in card.labelled_splits:
             wanted = files[split].targets

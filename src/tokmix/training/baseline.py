@@ -11,13 +11,13 @@ from tokmix.data.card import Card
 from tokmix.data.tokens import TokenFiles, TokenSplit
 from tokmix.training import linear
 from tokmix.training.defaults import is_pair
-from tokmix.training.linear import ABSENT, Linear, available, pair_text
+from tokmix.training.linear import ABSENT, Linear, Row, available
 
 __all__ = ["ABSENT", "available", "bag_of_words", "bag_texts", "fit_split", "predictions", "texts_of"]
 HELD = 0.1  # share of the rows that settings are chosen on, where no rows are held out for it
 
 
-def bag_texts(tokenizer: Any, roles: dict[str, int], pair: bool, rows: Iterable[Sequence[int]]) -> list[str]:
+def bag_texts(tokenizer: Any, roles: dict[str, int], pair: bool, rows: Iterable[Sequence[int]]) -> list[Row]:
     """The texts whose words are counted, from the ids of rows: what the network does not see, the bag does not either."""
     if not pair:
         return tokenizer.decode_batch([list(ids) for ids in rows])
@@ -27,12 +27,12 @@ def bag_texts(tokenizer: Any, roles: dict[str, int], pair: bool, rows: Iterable[
         cut = listed.index(ends) if ends in listed else len(listed)
         parts += [listed[:cut], listed[cut:]]
     texts = tokenizer.decode_batch(parts)
-    return [pair_text(two) for two in zip(texts[::2], texts[1::2], strict=True)]
+    return list(zip(texts[::2], texts[1::2], strict=True))
 
 
-def texts_of(split: TokenSplit, tokenizer: Any, card: Card, rows: np.ndarray | None = None, chunk: int = 4096) -> list[str]:
+def texts_of(split: TokenSplit, tokenizer: Any, card: Card, rows: np.ndarray | None = None, chunk: int = 4096) -> list[Row]:
     """Those of these rows of a split, or of all."""
-    texts: list[str] = []
+    texts: list[Row] = []
     chosen = np.arange(len(split)) if rows is None else rows
     for start in range(0, len(chosen), chunk):
         ids, lengths = split.rows(chosen[start : start + chunk])

@@ -1,4 +1,5 @@
-"""A bag of words: TF-IDF of word 1-2 grams, of character 2-5 grams where they help, and one linear layer, from scikit-learn.
+"""A bag of words: TF-IDF of word 1-2 grams, of character 2-5 grams where they help, of pairs what the two texts have in common
+(pair_features.py), and one linear layer, from scikit-learn.
 
 It is fitted in seconds, before the network, with the settings that are best on held-out rows. Its output for a row is a score for
 each class (or the target's value for regress). A model folder keeps it without pickle:
@@ -15,6 +16,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +24,33 @@ import torch
 
 from tokmix.core.optional import need, np
 from tokmix.training.checkpoint import load_tensors, save_tensors
+from tokmix.training.pair_features import PairFeatures, measured
 
 NAME, WEIGHTS = "linear.json", "linear.safetensors"
-FORMAT, VERSION = "tokmix-linear", 1
+FORMAT, VERSION = "tokmix-linear", 2
 ABSENT = "bag of words: not fitted, scikit-learn is not installed (pip install 'tokmix[lab]')"
 ITERATIONS = 1000  # of liblinear, at most
 TERMS = 200_000  # of a vocabulary, the commonest
-SEARCH_ROWS, SEARCH_SECONDS = 30_000, 20.0  # settings are compared on so many rows, and no new one is tried after so long
-CHARACTER_TEXT = 2_000_000  # character n-grams are tried up to so much text: beyond, words are met often enough and n-grams take minutes
+SEARCH_ROWS, SEARCH_TEXT = 30_000, 3_000_000  # settings are compared on so many rows, or letters
+SEARCH_SECONDS = 20.0  # of a core, after which no new setting is tried
+TOLERANCE = 1e-2  # of liblinear: what it answers does not change beyond
+CHARACTER_TEXT = 1_000_000  # character n-grams are tried up to so many letters: beyond, words are met often enough; of pairs they cost points
 LOGISTIC_CLASSES = 8  # logistic regression is tried up to so many classes: one fit a class takes long beyond
 WORDS = {"analyzer": "word", "ngram_range": [1, 2], "token_pattern": r"(?u)\w+|[^\w\s]"}
 CHARACTERS = {"analyzer": "char_wb", "ngram_range": [2, 5], "min_df": 3}
-GRID = {"svm": (0.1, 0.3, 1.0, 3.0), "logistic": (4.0, 16.0), "ridge": (0.3, 1.0, 3.0)}
+Row = str | tuple[str, ...]  # a text, or the two of a pair
+GRID = {"svm": (0.3, 1.0, 0.1, 3.0), "logistic": (4.0, 16.0), "ridge": (0.3, 1.0, 3.0)}
 
 
 def available() -> bool:
     return importlib.util.find_spec("sklearn") is not None
 
 
-def pair_text(texts: Sequence[str]) -> str:
+def pair_text(row: Row) -> str:
     """The text whose words are counted. Of a pair: where each word stands, and whether the other text has it."""
-    if len(texts) == 1:
-        return texts[0]
-    first, second = (text.lower().split() for text in texts)
+    if isinstance(row, str):
+        return row
+    first, second = (text.lower().split() for text in row)
     there, here = set(first), set(second)
     marked = [*(f"2_{word}" for word in second), *(f"{'b' if word in there else 'n'}_{word}" for word in second)]
     return " ".join([*first, *marked, *(f"m_{word}" for word in first if word not in here)])
@@ -64,10 +70,52 @@ class Kind:
 
 
 @dataclass
+class Features:
+    """Rows -> a sparse matrix: TF-IDF of terms, and of pairs what the two texts have in common."""
+
+    vectorizers: list[Any]
+    pairs: PairFeatures | None = None
+
+    @classmethod
+    def fit(cls, rows: Sequence[Row], characters: bool) -> tuple[Features, Any]:
+        """-> (features, their matrix of these rows)"""
+        texts = [pair_text(row) for row in rows]
+        words, counted = _fitted(WORDS, texts)
+        if words is None:
+            raise ValueError("a bag of words finds no words in the texts")
+        found, parts = cls([words]), [counted]
+        if rows and not isinstance(rows[0], str):
+            shared = measured(_pairs(rows), found.idf)
+            found.pairs = PairFeatures.fit(shared)
+            parts.append(_sparse(found.pairs(shared)))
+        if characters:
+            return found.with_characters(texts, _beside(parts))
+        return found, _beside(parts)
+
+    def with_characters(self, texts: Sequence[str], matrix: Any) -> tuple[Features, Any]:
+        """The same and n-grams of characters, where there are some; `matrix`: these features of these texts."""
+        more, counted = _fitted(CHARACTERS, texts)
+        return (self, matrix) if more is None else (Features([*self.vectorizers, more], self.pairs), _beside([matrix, counted]))
+
+    @cached_property
+    def idf(self) -> dict[str, float]:
+        words = self.vectorizers[0]
+        return {term: float(words.idf_[place]) for term, place in words.vocabulary_.items() if " " not in term}
+
+    def __call__(self, rows: Sequence[Row]) -> Any:
+        """[rows, features] float32, sparse"""
+        texts = [pair_text(row) for row in rows]
+        parts = [self.vectorizers[0].transform(texts)]
+        if self.pairs is not None:
+            parts.append(_sparse(self.pairs(measured(_pairs(rows), self.idf))))
+        return _beside([*parts, *(one.transform(texts) for one in self.vectorizers[1:])])
+
+
+@dataclass
 class Linear:
     task: str
     kind: Kind
-    vectorizers: list[Any]
+    made: Features
     weights: np.ndarray  # [classes, features], [1, features] of regress
     bias: np.ndarray  # [classes]
     seconds: float = 0.0
@@ -78,21 +126,21 @@ class Linear:
     def features(self) -> int:
         return int(self.weights.shape[1])
 
-    def scores(self, texts: Sequence[str]) -> np.ndarray:
+    def scores(self, rows: Sequence[Row]) -> np.ndarray:
         """[rows, classes] float32; [rows] of regress"""
-        found = np.asarray(_features(self.vectorizers, texts) @ self.weights.T + self.bias, dtype=np.float32)
+        found = np.asarray(self.made(rows) @ self.weights.T + self.bias, dtype=np.float32)
         return found[:, 0] if self.task == "regress" else found
 
     def save(self, folder: Path) -> None:
         tensors = {"weights": torch.from_numpy(self.weights), "bias": torch.from_numpy(self.bias)}
         vocabularies = []
-        for i, one in enumerate(self.vectorizers):
+        for i, one in enumerate(self.made.vectorizers):
             tensors[f"idf.{i}"] = torch.from_numpy(one.idf_.astype(np.float32))
             settings = CHARACTERS if one.analyzer == "char_wb" else WORDS
             vocabularies.append({**settings, "terms": one.get_feature_names_out().tolist()})
         known = {
             "format": FORMAT, "version": VERSION, "task": self.task, "kind": self.kind.kind, "C": self.kind.C, "rows": self.rows,
-            "seconds": self.seconds, "vocabularies": vocabularies,
+            "seconds": self.seconds, "vocabularies": vocabularies, "pairs": None if self.made.pairs is None else self.made.pairs.record(),
         }  # fmt: skip
         (folder / NAME).write_text(json.dumps(known, ensure_ascii=False), encoding="utf-8")
         save_tensors(folder / WEIGHTS, tensors, {})
@@ -105,15 +153,16 @@ def load(folder: Path) -> Linear | None:
         return None
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
-        if known.get("format") != FORMAT or known.get("version") != VERSION:
-            raise ValueError(f"format {known.get('format')!r}, version {known.get('version')!r}; version {VERSION} is read")
+        if known.get("format") != FORMAT or known.get("version") not in range(1, VERSION + 1):
+            raise ValueError(f"format {known.get('format')!r}, version {known.get('version')!r}; versions up to {VERSION} are read")
         tensors, _ = load_tensors(folder / WEIGHTS)
         vectorizers = [_restored(one, tensors[f"idf.{i}"].numpy()) for i, one in enumerate(known["vocabularies"])]
+        made = Features(vectorizers, PairFeatures.of(known["pairs"]) if known.get("pairs") else None)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
     kind = Kind(known["kind"], known["C"], len(vectorizers) > 1)
     weights, bias = tensors["weights"].numpy(), tensors["bias"].numpy()
-    return Linear(known["task"], kind, vectorizers, weights, bias, known["seconds"], known["rows"])
+    return Linear(known["task"], kind, made, weights, bias, known["seconds"], known["rows"])
 
 
 def _vectorizer(settings: dict[str, Any], **more: Any) -> Any:
@@ -128,23 +177,29 @@ def _restored(settings: dict[str, Any], idf: np.ndarray) -> Any:
     return made
 
 
-def _features(vectorizers: Sequence[Any], texts: Sequence[str]) -> Any:
+def _fitted(settings: dict[str, Any], texts: Sequence[str]) -> tuple[Any, Any]:
+    """A vocabulary of these texts, and their matrix; (None, None) where no term is common enough, or no text has one."""
+    made = _vectorizer(settings, max_features=TERMS)
+    try:
+        return made, made.fit_transform(texts)
+    except ValueError:
+        return None, None
+
+
+def _beside(parts: Sequence[Any]) -> Any:
     from scipy.sparse import hstack
 
-    parts = [one.transform(texts) for one in vectorizers]
     return parts[0] if len(parts) == 1 else hstack(parts).tocsr()
 
 
-def _fitted_vectorizers(texts: Sequence[str], characters: bool) -> list[Any]:
-    made = []
-    for settings in (WORDS, CHARACTERS)[: 1 + characters]:
-        one = _vectorizer(settings, max_features=TERMS)
-        try:
-            made.append(one.fit(texts))
-        except ValueError:  # no term is common enough, or a text has none
-            if not made:
-                raise ValueError("a bag of words finds no words in the texts") from None
-    return made
+def _sparse(dense: np.ndarray) -> Any:
+    from scipy.sparse import csr_matrix
+
+    return csr_matrix(dense)
+
+
+def _pairs(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    return [row for row in rows if not isinstance(row, str)]
 
 
 def _solve(kind: Kind, features: Any, targets: np.ndarray, classes: int, balance: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -153,7 +208,7 @@ def _solve(kind: Kind, features: Any, targets: np.ndarray, classes: int, balance
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.svm import LinearSVC
 
-    how = "balanced" if balance else None
+    more = {"class_weight": "balanced" if balance else None, "max_iter": ITERATIONS, "tol": TOLERANCE, "random_state": 0}
     if kind.kind == "ridge":
         solved = Ridge(alpha=1 / kind.C, solver="lsqr").fit(features, targets)
         return np.asarray(solved.coef_, dtype=np.float32)[None], np.asarray([solved.intercept_], dtype=np.float32)
@@ -168,9 +223,9 @@ def _solve(kind: Kind, features: Any, targets: np.ndarray, classes: int, balance
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a little before the optimum is as good
             if kind.kind == "svm":
-                solved = LinearSVC(C=kind.C, max_iter=ITERATIONS, class_weight=how, random_state=0, dual=True)
+                solved = LinearSVC(C=kind.C, dual=True, **more)
             else:
-                solved = LogisticRegression(C=kind.C, solver="liblinear", dual=True, max_iter=ITERATIONS, class_weight=how, random_state=0)
+                solved = LogisticRegression(C=kind.C, solver="liblinear", dual=True, **more)
             solved.fit(features, column)
         weights[k], bias[k] = solved.coef_[0], solved.intercept_[0]
     if len(columns) < classes:  # two classes share one plane
@@ -189,54 +244,65 @@ def quality(task: str, scores: np.ndarray, targets: np.ndarray) -> float:
 
 
 def fit(
-    task: str, texts: Sequence[str], targets: np.ndarray, classes: int, held: np.ndarray | None, *, balance: bool = False, seed: int = 0
+    task: str, rows: Sequence[Row], targets: np.ndarray, classes: int, held: np.ndarray | None, *, balance: bool = False, seed: int = 0
 ) -> Linear:
     """Fitted on the rows that are not held out, with the settings that are best on those; `held`: [rows] bool."""
     began = time.monotonic()
-    kept = np.ones(len(texts), dtype=bool) if held is None else ~held
+    kept = np.ones(len(rows), dtype=bool) if held is None else ~held
     places = np.flatnonzero(kept)
-    if len(places) > SEARCH_ROWS:
-        places = np.sort(np.random.default_rng(seed).choice(places, SEARCH_ROWS, replace=False))
+    most = min(SEARCH_ROWS, int(SEARCH_TEXT / max(_letters(rows) / len(rows), 1)))
+    if len(places) > most:
+        places = np.sort(np.random.default_rng(seed).choice(places, most, replace=False))
     kind = Kind("ridge" if task == "regress" else "svm", 0.3 if task != "regress" else 1.0)
     tried: list[dict[str, Any]] = []
     if held is not None and held.any():
-        kind, tried = _search(task, texts, targets, classes, places, np.flatnonzero(held), balance, began)
-    found = fit_kind(task, [text for text, one in zip(texts, kept, strict=True) if one], targets[kept], classes, kind, balance)
+        kind, tried = _search(task, rows, targets, classes, places, np.flatnonzero(held), balance)
+    found = fit_kind(task, [row for row, one in zip(rows, kept, strict=True) if one], targets[kept], classes, kind, balance)
     found.tried, found.seconds = tried, time.monotonic() - began
     return found
 
 
-def fit_kind(task: str, texts: Sequence[str], targets: np.ndarray, classes: int, kind: Kind, balance: bool = False) -> Linear:
+def fit_kind(task: str, rows: Sequence[Row], targets: np.ndarray, classes: int, kind: Kind, balance: bool = False) -> Linear:
     """Fitted on all these rows with these settings."""
-    vectorizers = _fitted_vectorizers(texts, kind.characters)
-    weights, bias = _solve(kind, _features(vectorizers, texts), targets, classes, balance)
-    return Linear(task, kind, vectorizers, weights, bias, rows=len(texts))
+    made, matrix = Features.fit(rows, kind.characters)
+    weights, bias = _solve(kind, matrix, targets, classes, balance)
+    return Linear(task, kind, made, weights, bias, rows=len(rows))
 
 
 def _search(
-    task: str, texts: Sequence[str], targets: np.ndarray, classes: int, kept: np.ndarray, held: np.ndarray, balance: bool, began: float
+    task: str, rows: Sequence[Row], targets: np.ndarray, classes: int, kept: np.ndarray, held: np.ndarray, balance: bool
 ) -> tuple[Kind, list[dict[str, Any]]]:
     """The best settings on the held-out rows: every C on words, then the best two with characters too."""
-    shown = [texts[i] for i in kept]
+    shown, others = [rows[i] for i in kept], [rows[i] for i in held]
     kinds = [Kind(name, C) for name, grid in GRID.items() for C in grid if _applies(name, task, classes)]
     tried: list[dict[str, Any]] = []
+    began = time.process_time()  # how far the search comes is not to hang on what else the machine does
 
-    def run(some: Sequence[Kind], vectorizers: list[Any]) -> None:
-        features, other = _features(vectorizers, shown), _features(vectorizers, [texts[i] for i in held])
+    def run(some: Sequence[Kind], matrix: Any, other: Any) -> None:
         for one in some:
-            if tried and time.monotonic() - began > SEARCH_SECONDS:
+            if tried and time.process_time() - began > SEARCH_SECONDS:
                 return
-            weights, bias = _solve(one, features, targets[kept], classes, balance)
+            weights, bias = _solve(one, matrix, targets[kept], classes, balance)
             scores = np.asarray(other @ weights.T + bias)
             score = quality(task, scores[:, 0] if task == "regress" else scores, targets[held])
             tried.append({"kind": one.kind, "C": one.C, "characters": one.characters, "score": score})
 
-    run(kinds, _fitted_vectorizers(shown, False))
+    made, matrix = Features.fit(shown, False)
+    other = made(others)
+    run(kinds, matrix, other)
     best = sorted(tried, key=lambda one: -one["score"])[:2]
-    if time.monotonic() - began < SEARCH_SECONDS / 2 and sum(map(len, texts)) <= CHARACTER_TEXT:
-        run([Kind(one["kind"], one["C"], True) for one in best], _fitted_vectorizers(shown, True))
+    if made.pairs is None and time.process_time() - began < SEARCH_SECONDS / 2 and _letters(shown) <= CHARACTER_TEXT:
+        texts = [pair_text(row) for row in shown]
+        more, wider = made.with_characters(texts, matrix)
+        if more is not made:
+            other = _beside([other, more.vectorizers[1].transform([pair_text(row) for row in others])])
+            run([Kind(one["kind"], one["C"], True) for one in best], wider, other)
     top = max(tried, key=lambda one: one["score"])
     return Kind(top["kind"], top["C"], top["characters"]), tried
+
+
+def _letters(rows: Sequence[Row]) -> int:
+    return sum(len(row) if isinstance(row, str) else sum(map(len, row)) for row in rows)
 
 
 def _applies(kind: str, task: str, classes: int) -> bool:
