@@ -34,7 +34,9 @@ TERMS = 200_000  # of a vocabulary, the commonest
 SEARCH_ROWS, SEARCH_TEXT = 30_000, 3_000_000  # settings are compared on so many rows, or letters
 SEARCH_SECONDS = 20.0  # of a core, after which no new setting is tried
 TOLERANCE = 1e-2  # of liblinear: what it answers does not change beyond
-CHARACTER_TEXT = 1_000_000  # character n-grams are tried up to so many letters: beyond, words are met often enough; of pairs they cost points
+CHARACTER_TEXT = (
+    1_000_000  # character n-grams are tried up to so many letters: beyond, words are met often enough; of pairs they cost points
+)
 LOGISTIC_CLASSES = 8  # logistic regression is tried up to so many classes: one fit a class takes long beyond
 WORDS = {"analyzer": "word", "ngram_range": [1, 2], "token_pattern": r"(?u)\w+|[^\w\s]"}
 CHARACTERS = {"analyzer": "char_wb", "ngram_range": [2, 5], "min_df": 3}
@@ -291,7 +293,8 @@ def _search(
     other = made(others)
     run(kinds, matrix, other)
     best = sorted(tried, key=lambda one: -one["score"])[:2]
-    if made.pairs is None and time.process_time() - began < SEARCH_SECONDS / 2 and _letters(shown) <= CHARACTER_TEXT:
+    few = made.pairs is None and _letters(shown) <= CHARACTER_TEXT  # of pairs they cost points
+    if few and time.process_time() - began < SEARCH_SECONDS / 2:
         texts = [pair_text(row) for row in shown]
         more, wider = made.with_characters(texts, matrix)
         if more is not made:

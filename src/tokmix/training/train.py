@@ -51,6 +51,7 @@ from tokmix.training.settings import Settings, differences
 from tokmix.training.sharding import sharding
 from tokmix.training.task import TrainingTask, main_figure
 from tokmix.training.tasks import task_for
+from tokmix.training.time_budget import TimeBudget
 from tokmix.training.training_record import training_record
 
 # What may change on --resume.
@@ -188,6 +189,7 @@ class _Run:
         self.work, self.files, self.out, self.world, self.say, self.quiet = work, work.files, out, world, say, quiet
         self.imports, self.began, self.chosen = imports, began, chosen
         self.rows: RowAnswers | None = None
+        self.budget = TimeBudget(work, world, chosen, say, began)
 
     def train(self, resume: bool) -> dict[str, Any]:
         self.rows = RowAnswers(self.work, self.world, self.say) if self.work.task in LABELLED else None
@@ -199,6 +201,7 @@ class _Run:
             loaded = (self.out / warmup.FOLDER / warmup.WEIGHTS).is_file()
             start = self._warm_up(resume)
         engine, log = self._engine(self.work, self.out)
+        self.budget.fit(engine)
         self._describe(engine)
         if start is not None:
             engine.begin_with(start.weights)
@@ -215,7 +218,7 @@ class _Run:
         folder = self.out / warmup.FOLDER
         if not (folder / warmup.WEIGHTS).is_file():
             engine, log = self._engine(warmup.MaskedPretraining(self.work), folder)
-            if self._too_long(engine):
+            if not self.budget.fit_warm_up(engine):
                 self.chosen.set("warm_up", False)
                 return None
             self.say(
@@ -225,20 +228,6 @@ class _Run:
             warmup.save(engine, folder / warmup.WEIGHTS)
         self.world.wait()
         return warmup.load(folder / warmup.WEIGHTS)
-
-    def _too_long(self, engine: Engine) -> bool:
-        """Whether a warm-up would take more than its half of --minutes; one that was begun goes on."""
-        minutes = self.work.train.minutes
-        if minutes is None or engine.checkpoints.last is not None:
-            return False
-        needed = engine.estimate_pace() * engine.most
-        left = 30 * minutes - self.world.agree(time.monotonic() - self.began)
-        if needed > left:
-            self.say(
-                f"no warm-up: its {self.work.warm_up_epochs} epochs would take about {report.clock(needed)}, and"
-                f" {report.clock(max(left, 0))} of train.minutes={minutes:g} are left for it"
-            )
-        return bool(needed > left)
 
     def _choose_threads(self, engine: Engine) -> None:
         """On a CPU: those of the first start, else the user's number, else the fastest in a trial."""
