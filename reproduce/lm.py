@@ -29,6 +29,7 @@ from tokmix.core.model import Model, ModelConfig
 from tokmix.core.optional import np
 from tokmix.core.seeds import seeded
 from tokmix.training import replicas
+from tokmix.training.step import Forward
 
 EVAL_TOKENS = 2**14  # scored at once
 
@@ -133,13 +134,16 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     watch = _Watch(Scorer(text, "valid", length, device, precision), models, steps, spec.get("peek"), context)
     recipe = replicas.Recipe(steps, spec.get("warmup", 0), spec.get("schedule", "cosine"), precision=precision)
     left_out = replicas.train(
-        [replicas.Replica(model, one["lr"], spec.get("weight_decay", 0.0)) for model, one in zip(models, members, strict=True)],
-        loss,
+        [
+            replicas.Replica(model, loss, one["lr"], spec.get("weight_decay", 0.0), one["seed"])
+            for model, one in zip(models, members, strict=True)
+        ],
         batches(seen, length, spec["batch"], [one["seed"] for one in members]),
         recipe,
         device,
         every=max(1, -(-steps // spec.get("points", 4))),
         report=watch,
+        say=context.say,
     )
     test = Scorer(text, "test", length, device, precision) if "test" in text.splits else None
     runs = [
@@ -149,17 +153,16 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     return {"runs": runs, **_facts(spec, text, models[0], steps), "side_by_side": len(members), "tokens_per_s": watch.rate(spec)}
 
 
-def losses(model: nn.Module, ids: Tensor, members: int) -> Tensor:
-    """Of windows [members * B, T + 1], all but the first token of each predicted -> [members]"""
-    logits = model(ids[:, :-1]).flatten(0, 1).float()
-    return F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none").view(members, -1).mean(1)
+def window_loss(forward: Forward, ids: Tensor) -> Tensor:
+    """Of windows [B, T + 1], all but the first token of each predicted: the mean."""
+    return F.cross_entropy(forward(ids[:, :-1]).flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
 def _loss(text: Tensor, length: int) -> replicas.Loss:
     columns = torch.arange(length + 1, device=text.device)
 
-    def loss(model: nn.Module, index: Tensor, width: int) -> Tensor:
-        return losses(model, text[index.flatten()[:, None] + columns].long(), len(index))
+    def loss(forward: Forward, index: Tensor, width: int) -> Tensor:
+        return window_loss(forward, text[index[:, None] + columns].long())
 
     return loss
 

@@ -25,6 +25,7 @@ from tokmix.bench.clock import Clock, GpuClock, Timing
 from tokmix.core.mixer import State, inplace_states
 from tokmix.core.model import Model
 from tokmix.training import replicas
+from tokmix.training.step import Forward
 
 
 def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -45,8 +46,8 @@ def trained(model: dict[str, Any], spec: dict[str, Any], device: torch.device) -
     ids = torch.randint(model["vocab"], (64 * batch, length + 1), generator=chance).to(device)
     times: list[float] = []
 
-    def loss(net: torch.nn.Module, index: Tensor, width: int) -> Tensor:
-        return lm.losses(net, ids[index.flatten()], len(index))
+    def loss(forward: Forward, index: Tensor, width: int) -> Tensor:
+        return lm.window_loss(forward, ids[index])
 
     def batches() -> Any:
         while True:
@@ -55,7 +56,7 @@ def trained(model: dict[str, Any], spec: dict[str, Any], device: torch.device) -
     every = max(1, steps // turns)
     recipe = replicas.Recipe(every * (turns + 1), schedule="constant", precision=spec.get("precision", "bf16"))
     report = lambda step, losses: times.append(time.perf_counter())
-    replicas.train([replicas.Replica(lm.build(model, 0), 1e-4)], loss, batches(), recipe, device, every=every, report=report)
+    replicas.train([replicas.Replica(lm.build(model, 0), loss, 1e-4)], batches(), recipe, device, every=every, report=report)
     # The first turn records and compiles: it is none of those counted.
     return every * batch * length / statistics.median(after - before for before, after in itertools.pairwise(times))
 

@@ -32,6 +32,7 @@ from tokmix.core.seeds import seeded
 from tokmix.core.segments import Segments
 from tokmix.training import replicas
 from tokmix.training.meter import energy_counter
+from tokmix.training.step import Forward
 
 BUCKETS = 3
 EVALUATED = {"cuda": 2**16, "cpu": 2**12}  # columns of a batch in evaluation
@@ -51,13 +52,12 @@ class Split:
     def __len__(self) -> int:
         return len(self.host_lengths)
 
-    def logits(self, model: nn.Module, index: Tensor, width: int) -> Tensor:
-        return model(self.ids[:, :width][index], Segments.padded(self.lengths[index], width))
+    def logits(self, forward: Forward, index: Tensor, width: int) -> Tensor:
+        return forward(self.ids[:, :width][index], Segments.padded(self.lengths[index], width))
 
-    def losses(self, model: nn.Module, index: Tensor, width: int) -> Tensor:
-        """[K, B] -> [K]"""
-        rows = index.flatten()
-        return F.cross_entropy(self.logits(model, rows, width).float(), self.labels[rows], reduction="none").view_as(index).mean(1)
+    def loss(self, forward: Forward, index: Tensor, width: int) -> Tensor:
+        """The mean over the rows [B]."""
+        return F.cross_entropy(self.logits(forward, index, width).float(), self.labels[index])
 
     def right(self, model: nn.Module, precision: str) -> np.ndarray | None:
         """Whether each row is predicted right; None where an output is no finite number."""
@@ -167,15 +167,18 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     chance = float(np.bincount(table.valid.labels).max() / len(table.valid))
     judge = Judge(models, splits, spec["score"], steps, chance, recipe.precision)
     counted, begin = {"tokens": 0, "columns": 0}, time.perf_counter()
-    with seeded(members[0]["seed"]):  # of dropout
+    made = [
+        replicas.Replica(one, splits["train"].loss, member["lr"], seed=member["seed"]) for one, member in zip(models, members, strict=True)
+    ]
+    with seeded(members[0]["seed"]):  # dropout changes torch's generator
         left_out = replicas.train(
-            [replicas.Replica(one, member["lr"]) for one, member in zip(models, members, strict=True)],
-            splits["train"].losses,
+            made,
             _batches(lengths, wide, spec, counted),
             recipe,
             context.device,
             every=per_epoch,
             report=judge,
+            say=context.say,
         )
     return {
         "runs": [

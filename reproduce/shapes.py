@@ -17,7 +17,6 @@ from torch import Tensor
 from reproduce.job import Context
 from tokmix.core.mixer import Mixer
 from tokmix.data.synthetic.shapes import LENGTH, Shapes, split
-from tokmix.study.compare import graphs
 from tokmix.study.explain import jacobian as explain
 from tokmix.training import toy
 from tokmix.training.precision import products
@@ -25,7 +24,6 @@ from tokmix.training.precision import products
 # How far the gradients of the quick convolutions may be from torch's. Both are in TF32, and a ReLU whose input is about zero may be open
 # in the one and shut in the other: that is some percent after five layers. A tap that is missing or in the wrong place is far more.
 AGREE = 0.2
-Note = Callable[[Sequence[int]], None]  # the error of the models at these places, now
 PARTNER = (1, 0, 3, 2)  # shapes 0 and 1 are the triangles, 2 and 3 the boxes
 AREAS = ("model", "mixer")  # whose Jacobian a map shows
 
@@ -39,15 +37,12 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     models = [toy.build(member["item"], sets[member["seed"]][0], member["seed"]) for member in members]
     late: list[list[float]] = [[] for _ in members]
 
-    def note(places: Sequence[int]) -> None:
+    def note() -> None:
         with products("float32"):
-            for place in places:
-                late[place].append(toy.error(models[place], sets[members[place]["seed"]][1]))
+            for member, model, errors in zip(members, models, late, strict=True):
+                errors.append(toy.error(model, sets[member["seed"]][1]))
 
-    if context.device.type == "cuda":
-        _side_by_side(spec, models, [sets[member["seed"]][0] for member in members], note)
-    else:
-        _one_by_one(spec, models, [sets[member["seed"]][0] for member in members], note)
+    _train(spec, models, [sets[member["seed"]][0] for member in members], note)
     context.say(f"{len(models)} models trained on {spec['n']} sequences each")
     runs = []
     with products("float32"):
@@ -64,29 +59,26 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     }
 
 
-def _side_by_side(spec: Mapping[str, Any], models: Sequence[toy.ShapesModel], sets: Sequence[Shapes], note: Note) -> None:
-    seeds, every = [member["seed"] for member in spec["members"]], range(len(models))
-    recipe = {name: spec[name] for name in ("epochs", "batch", "lr", "last")}
-    with products("tf32"):
-        check_quick(models[0], sets[0].take(slice(spec["batch"])))
-        graphs.train(models, sets, seeds, report=lambda epoch: note(every), eager=False, **recipe)
+def _train(spec: Mapping[str, Any], models: Sequence[toy.ShapesModel], sets: Sequence[Shapes], note: Callable[[], None]) -> None:
+    gpu = sets[0].inputs.is_cuda
+    if gpu:
+        with products("tf32"):
+            check_quick(models[0], sets[0].take(slice(spec["batch"])))
 
+    def report(epoch: int, losses: list[float]) -> None:
+        if epoch > spec["epochs"] - spec["last"]:
+            note()
 
-def _one_by_one(spec: Mapping[str, Any], models: Sequence[toy.ShapesModel], sets: Sequence[Shapes], note: Note) -> None:
-    for place, (member, model, data) in enumerate(zip(spec["members"], models, sets, strict=True)):
-
-        def report(progress: toy.Progress, place: int = place) -> None:
-            if progress.epoch > spec["epochs"] - spec["last"]:
-                note([place])
-                models[place].train()
-
-        toy.train(model, data, epochs=spec["epochs"], batch=spec["batch"], lr=spec["lr"], seed=member["seed"], report=report)
+    toy.train_all(
+        models, sets, [member["seed"] for member in spec["members"]], epochs=spec["epochs"], batch=spec["batch"], lr=spec["lr"],
+        precision="tf32" if gpu else "float32", report=report,
+    )  # fmt: skip
 
 
 def check_quick(model: toy.ShapesModel, data: Shapes) -> None:
     """The quick convolutions give torch's gradients, on this machine, before anything is trained with them. In random directions and of
     noise: the task's own gradient is mostly that of a constant at the start, and would not notice taps in the wrong order."""
-    quick = graphs.Fused(model)
+    quick = toy.Fused(model)
     x, dy = torch.randn(2, *data.inputs.shape, generator=torch.Generator().manual_seed(0)).to(data.inputs)
     found = []
     for one in (model, quick):

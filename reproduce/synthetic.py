@@ -31,7 +31,7 @@ from tokmix.core.seeds import seeded
 from tokmix.data import synthetic
 from tokmix.data.batches.mask import IGNORE
 from tokmix.training import replicas
-from tokmix.training.stacked_parts import linear
+from tokmix.training.step import Forward
 from tokmix.training.synthetic import LOWEST_RATE, AutoEncoder, config
 
 REPORTS = 4  # evaluations of a run
@@ -51,8 +51,7 @@ class Asked(nn.Module):
         """ids [B, T], places [B, k] -> [B, k, vocab]"""
         x = self.encoder(ids)
         asked = x.gather(1, places[..., None].expand(-1, -1, x.shape[2]))
-        weight = self.encoder.embedding.weight
-        return F.linear(asked, weight) if weight.dim() == 2 else linear(asked, weight)  # the latter of several members at once
+        return F.linear(asked, self.encoder.embedding.weight)
 
 
 @dataclass(frozen=True)
@@ -63,17 +62,13 @@ class Rows:
     wanted: Tensor  # [n, T], or [n, k] at `places`; IGNORE where nothing is
     places: Tensor | None  # [n, k]; None: everywhere
 
-    def logits(self, model: nn.Module, index: Tensor) -> Tensor:
+    def logits(self, forward: Forward, index: Tensor) -> Tensor:
         inputs = self.inputs[index]
-        return model(inputs) if self.places is None else model(inputs, self.places[index])
+        return forward(inputs) if self.places is None else forward(inputs, self.places[index])
 
-    def loss(self, model: nn.Module, index: Tensor, width: int) -> Tensor:
-        """Of the rows index [K, B] -> [K]"""
-        rows = index.flatten()
-        wanted, logits = self.wanted[rows].flatten(), self.logits(model, rows).flatten(0, 1).float()
-        losses = F.cross_entropy(logits, wanted, ignore_index=IGNORE, reduction="none")
-        asked = (wanted != IGNORE).view(len(index), -1).sum(1)
-        return losses.view(len(index), -1).sum(1) / asked
+    def loss(self, forward: Forward, index: Tensor, width: int) -> Tensor:
+        """The mean over what is asked in the rows [B]."""
+        return F.cross_entropy(self.logits(forward, index).flatten(0, 1).float(), self.wanted[index].flatten(), ignore_index=IGNORE)
 
 
 def rows(task: synthetic.Task, inputs: Tensor, wanted: Tensor, device: torch.device) -> Rows:
@@ -133,7 +128,8 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     learned, scored = rows(task, train.inputs, task.learned(train), device), rows(task, test.inputs, test.targets, device)
     made = configs(spec)
     members = [
-        replicas.Replica(build(task, made[one["model"]], one["seed"]), one["lr"], one.get("weight_decay", 0.0)) for one in spec["members"]
+        replicas.Replica(build(task, made[one["model"]], one["seed"]), learned.loss, one["lr"], one.get("weight_decay", 0.0), one["seed"])
+        for one in spec["members"]
     ]
     curves: list[list[dict[str, float]]] = [[] for _ in members]
 
@@ -146,7 +142,7 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     steps, batch = spec["steps"], min(spec["batch"], len(train))
     recipe = replicas.Recipe(steps, schedule="cosine", lowest=LOWEST_RATE, clip=None, compiled=spec.get("compiled", True))
     order = batches([one["seed"] for one in spec["members"]], len(train), batch, task.length, steps)
-    left_out = replicas.train(members, learned.loss, order, recipe, device, every=-(-steps // REPORTS), report=report)
+    left_out = replicas.train(members, order, recipe, device, every=-(-steps // REPORTS), report=report, say=context.say)
     models = {name: describe(task, one) for name, one in made.items()}
     return {
         "runs": [_run(one, curve) | {"left_out": lost} for one, curve, lost in zip(spec["members"], curves, left_out, strict=True)],

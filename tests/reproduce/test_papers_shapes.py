@@ -16,9 +16,7 @@ from reproduce.hypermixer import figure5
 from reproduce.job import Context
 from tests.data.test_shapes import Levelling
 from tokmix.data.synthetic.shapes import split
-from tokmix.study.compare import graphs
 from tokmix.training import toy
-from tokmix.training.optimizers import Optimizers
 
 
 @pytest.fixture(scope="module")
@@ -26,60 +24,40 @@ def data() -> tuple[shapes.Shapes, shapes.Shapes]:
     return split(25, 8, seed=1)
 
 
-# --- training in recorded pieces -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("rows", "batch", "lengths"),
-    [
-        (100, 100, [100]),
-        (250, 100, [250]),
-        (10_000, 100, [5000, 5000]),
-        (10_050, 100, [5000, 5000, 50]),
-        (7, 100, [7]),
-        (130, 2, [100, 30]),
-    ],
-)
-def test_pieces_hold_every_row_once_and_in_order(rows: int, batch: int, lengths: list[int]) -> None:
-    order = torch.randperm(rows)
-    parts = [order[piece] for piece in graphs.pieces(rows, batch)]
-    assert [len(part) for part in parts] == lengths
-    assert torch.equal(torch.cat(parts), order)
-    batches = [some for part in parts for some in part.split(batch)]
-    assert [some.tolist() for some in batches] == [some.tolist() for some in order.split(batch)]  # no batch is cut in two
+# --- training ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["none", "hypermixing"])
-def test_pieces_and_fused_convolutions_train_like_toy_train(name: str, data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU records, step by step on a CPU."""
-    monkeypatch.setattr(graphs, "PIECE", 2)
-    train_set, batch, seed, epochs = data[0], 10, 3, 2
-    plain, model = (toy.build(toy.ITEMS[name], train_set, seed) for _ in range(2))
-    before = [parameter.detach().clone() for parameter in plain.parameters()]
-    toy.train(plain, train_set, epochs=epochs, batch=batch, seed=seed)
-    fused = graphs.Fused(model.train())
-    optimizer = Optimizers(fused.named_parameters(), 1e-3)
-    (orders,) = graphs._orders([train_set], [seed], epochs)
-    for order in orders:
-        for piece in graphs.pieces(len(train_set), batch):
-            for chosen in order[piece].split(batch):
-                toy.step(fused, optimizer, train_set.inputs[chosen], train_set.targets[chosen])
-    fused.write_back()
-    for old, one, other in zip(before, plain.parameters(), model.parameters(), strict=True):
+def test_fused_convolutions_side_by_side_train_like_toy_train(name: str, data: Any) -> None:
+    """The models that a GPU trains, step by step on a CPU."""
+    train_set, seeds, recipe = data[0], (3, 4), {"epochs": 2, "batch": 10}
+    plain, fused = ([toy.build(toy.ITEMS[name], train_set, seed) for seed in seeds] for _ in range(2))
+    before = [parameter.detach().clone() for model in plain for parameter in model.parameters()]
+    for model, seed in zip(plain, seeds, strict=True):
+        toy.train(model, train_set, seed=seed, **recipe)
+    toy.train_all(fused, [train_set] * 2, seeds, fused=True, **recipe)
+    after = [[parameter for model in models for parameter in model.parameters()] for models in (plain, fused)]
+    for old, one, other in zip(before, *after, strict=True):
         assert not torch.equal(old, one)
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_orders_are_made_once_for_each_seed(data: Any) -> None:
-    first, second, third = graphs._orders([data[0]] * 3, [0, 1, 0], 4)
-    assert first is third and first.shape == (4, 25) and not torch.equal(first, second)
+def test_batches_hold_every_row_once_an_epoch_in_the_order_of_the_seed() -> None:
+    found = [index for _, index in toy.in_order(25, 10, 3, [0, 1, 0])]
+    assert [tuple(index.shape) for index in found] == [(3, 10), (3, 10), (3, 5)] * 3
+    for epoch in range(3):
+        rows = torch.cat(found[3 * epoch : 3 * epoch + 3], 1)
+        assert torch.equal(rows[0], rows[2]) and not torch.equal(rows[0], rows[1])
+        assert torch.equal(rows.sort(1).values, torch.arange(25).expand(3, -1))
+    alone = [index for _, index in toy.in_order(25, 10, 3, [1])]
+    assert all(torch.equal(one[0], three[1]) for one, three in zip(alone, found, strict=True))
 
 
 def test_convolutions_with_mirrored_taps_are_refused(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = toy.build("none", data[0], 0)
     shapes.check_quick(model, data[0])
-    right = graphs.convolve
-    monkeypatch.setattr(graphs, "convolve", lambda x, weight, bias, relu: right(x, weight.flip(0), bias, relu))
+    right = toy.convolve
+    monkeypatch.setattr(toy, "convolve", lambda x, weight, bias, relu: right(x, weight.flip(0), bias, relu))
     with pytest.raises(RuntimeError, match="TOKMIX_IMPL=reference"):
         shapes.check_quick(model, data[0])
 

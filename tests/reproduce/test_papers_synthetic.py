@@ -17,7 +17,6 @@ from reproduce.job import Context, Job
 from tokmix.core.mixer import mixer_class, mixers
 from tokmix.core.stack import parse
 from tokmix.data import synthetic
-from tokmix.training import stacked
 from tokmix.training import synthetic as alone
 
 CPU = Context(torch.device("cpu"), None, lambda text: None)
@@ -50,25 +49,6 @@ def test_members_side_by_side_train_as_each_would_alone(task: str) -> None:
         assert [point["step"] for point in run["curve"]] == [4, 8, 12, 16]
     assert found["steps"] == 16 and found["tokens"] == 16 * 16 * SMALL[task]["length"]
     assert len(found["data"]) == 2 and len(set(found["data"].values())) == 2
-
-
-@pytest.mark.parametrize("task", ["mqar", "compression"])
-def test_members_are_one_stack(task: str) -> None:
-    """Models that speak at some places alone are stacked as language models are; an auto-encoder trains by itself."""
-    made = synthetic.create(task, **SMALL[task])
-    config = alone.config(made, "attention(heads=2), hypermlp", 8)
-    members = [kind.build(made, config, seed).double() for seed in (0, 1)]
-    assert (stacked.alike(members[0]) == stacked.alike(members[1])) == (task == "mqar")
-    rows = kind.rows(made, *(getattr(made.make(4, 0), name) for name in ("inputs", "targets")), torch.device("cpu"))
-    index, stack = torch.tensor([[0, 1], [3, 2]]), stacked.Stack(members)
-    ours = rows.loss(stack, index, made.length)
-    theirs = torch.cat([rows.loss(member, own[None], made.length) for member, own in zip(members, index, strict=True)])
-    torch.testing.assert_close(ours, theirs)
-    ours.sum().backward()
-    for member, places, loss in zip(members, stack.places, theirs, strict=True):
-        for parameter, (whole, place) in zip(member.parameters(), places, strict=True):
-            (grad,) = torch.autograd.grad(loss, parameter, retain_graph=True)
-            torch.testing.assert_close(whole.grad if place is None else whole.grad[place], grad)
 
 
 @pytest.mark.parametrize("task", ["mqar", "memorisation", "selective_copying"])

@@ -10,7 +10,6 @@ import torch
 pytest.importorskip("numpy")
 
 from tokmix.cli.main import main
-from tokmix.study.compare import graphs
 from tokmix.study.compare import shapes as toy_task
 from tokmix.training import toy
 
@@ -63,11 +62,12 @@ def test_on_a_gpu_the_seeds_of_a_model_go_together(tmp_path, monkeypatch):
     """What is recorded there is tested on a GPU; here, who is asked for what."""
     asked = []
 
-    def train(models, data, seeds, epochs, begin):
+    def train(models, sets, seeds, *, epochs, batch, begin):
         begin()
-        asked.append((models[0].item, tuple(seeds), len(data), epochs))
+        assert len(models) == len(sets) == len(seeds) and batch == 100
+        asked.append((models[0].item, tuple(seeds), len(sets[0]), epochs))
 
-    monkeypatch.setattr(graphs, "train", train)
+    monkeypatch.setattr(toy, "train_all", train)
     task = toy_task.Task(tmp_path, 40, 3, 30, torch.device("cpu"), lambda line: None)
     for found in task._groups([("none", 1.0, [0, 1]), ("hsm", 0.5, []), ("attention", 0.5, [1])]):
         assert all(one.score is not None for one in found)

@@ -16,12 +16,13 @@ from tests.lab import write_scores, write_table, write_text
 from tokmix.data.batches.mask import IGNORE
 from tokmix.data.prepare.pipeline import prepare
 from tokmix.data.tokens import TokenFiles
-from tokmix.training.capture import LADDER, Captured, CudaRecorder, Work, bucket, pad, why_not
+from tokmix.training.capture import Captured, CudaRecorder, Work, why_not
 from tokmix.training.checkpoint import Checkpoints, load_tensors
 from tokmix.training.distributed import World
-from tokmix.training.engine import Engine
+from tokmix.training.engine import Engine, task_loss
 from tokmix.training.optimizers import Optimizers, means
 from tokmix.training.settings import Settings
+from tokmix.training.static_shapes import LADDER, BatchSlot, bucket, pad
 from tokmix.training.step import Step
 from tokmix.training.task import TrainingTask
 from tokmix.training.train import run
@@ -94,7 +95,7 @@ def task_of(data: Path, **more) -> TrainingTask:
 def step_of(task: TrainingTask, capturable: bool, **more) -> Step:
     engine = Engine(task, World(), Checkpoints(Path("unused")))
     optimizers = Optimizers(engine.model.named_parameters(), 1e-2, capturable=capturable, kind=task.train.optimizer, weight_decay=0.05)
-    return Step(engine.model, optimizers, engine.sharding, task.loss, clip=1.0, average=means(engine.parameters), **more)
+    return Step(engine.model, optimizers, engine.sharding, task_loss(task), clip=1.0, average=means(engine.parameters), **more)
 
 
 def test_the_ladder_has_few_sizes_and_none_wastes_much():
@@ -148,14 +149,15 @@ def test_captured_steps_are_the_steps(table, more, together):
     task = task_of(table, **more, **{"model.dropout": 0.2})
     batches, recorder = task.train_batches(World()), Fake()
     plain, inner = step_of(task, False), step_of(task, True)
-    captured, shapes = Captured(inner, recorder), set()
+    captured, shapes = Captured(inner, recorder, BatchSlot, whole=together == 1), set()
     taken = [pad(batches.batch(0, place), task.config.max_len, task.train.rows) for place in range(6)]
     for place in range(0, 6, together):
         some = taken[place : place + together]
         shapes |= {(*batch.ids.shape, batch.segments is None) for batch in some}
         given = (some, [7 * place + i for i in range(together)], 0.01 / (1 + place), 0.9)
         assert torch.allclose(plain(*given), captured(*given), atol=1e-6)
-    assert recorder.recorded == len(shapes) + 1 and len(shapes) > 1, "a graph for each shape, and one to finish a step"
+    assert len(shapes) > 1
+    assert recorder.recorded == len(shapes) + (together > 1), "a graph for each shape, and of a step of several batches one to finish it"
     for one, other in zip([*plain.parameters, *plain.average], [*inner.parameters, *inner.average], strict=True):
         assert torch.allclose(one, other, atol=1e-6)
 
@@ -163,7 +165,7 @@ def test_captured_steps_are_the_steps(table, more, together):
 def test_what_cannot_be_captured_runs_as_it_is_and_is_said_once(table):
     task, said = task_of(table), []
     plain, inner = step_of(task, False), step_of(task, True)
-    captured = Captured(inner, Refusing(), said.append)
+    captured = Captured(inner, Refusing(), BatchSlot, said.append)
     batches = task.train_batches(World())
     for place in range(3):
         given = ([pad(batches.batch(0, place), 64, 16)], [place], 0.01, 0.9)

@@ -131,8 +131,7 @@ def test_every_step_of_a_run_can_be_resumed_from(data, tmp_path):
     broken = engine(tmp_path / "b")
     while broken.progress.step < 14:
         broken.step()
-        if broken._evaluation_due():
-            broken.evaluate()
+        broken.evaluate_if_due()
         broken.save(wait=True)
         broken = engine(tmp_path / "b")
         assert broken.restore()

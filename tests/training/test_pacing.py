@@ -183,8 +183,7 @@ def test_stopped_after_every_step_it_ends_with_the_same_bits(data, tmp_path, mor
     broken = engine("b")
     while broken.progress.step < 6:
         broken.step()
-        if broken._evaluation_due():
-            broken.evaluate()
+        broken.evaluate_if_due()
         broken.save()
         broken = engine("b")
         assert broken.restore()

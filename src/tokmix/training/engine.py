@@ -1,7 +1,7 @@
-"""The training loop of `train`, its warm-up, `tune` and `compare`: one process or several.
+"""A run of `train`, its warm-up, `tune` and `compare`: what is due before, at and after each step. One process or several.
 
-Hugging Face's Trainer serves a user's own scripts on our models (tokmix.hf), not this: it resumes within an epoch by reading the seen
-batches again, pickles its generators' states, writes checkpoints in place, and needs the number of steps beforehand.
+Hugging Face's Trainer is for a user's own scripts (tokmix.hf). Here it would not do: it resumes within an epoch by reading the seen
+batches again, pickles its generators' states, and needs the number of steps beforehand, which --minutes does not know.
 
 The rule: a step (step.py) is a function of the weights, the optimizer's state and (seed, step). A run that continues from any
 checkpoint repeats the same numbers.
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -22,30 +22,35 @@ from torch import Tensor
 from tokmix.data.batches.rows import Batch, Batches
 from tokmix.data.batches.windows import WindowBatches
 from tokmix.data.order import number
-from tokmix.training import state
-from tokmix.training.capture import Captured, CudaRecorder, compile_layers, pad, why_not
+from tokmix.training import loop, state
+from tokmix.training.capture import Captured, CudaRecorder, why_not
 from tokmix.training.checkpoint import Checkpoints
 from tokmix.training.distributed import World
+from tokmix.training.layer_modes import checkpoint_layers, compile_layers
 from tokmix.training.meter import Meter
 from tokmix.training.optimizers import Optimizers, means
-from tokmix.training.pacing import FORWARD, SHARE, evaluation_plan, steps_that_fit
+from tokmix.training.pacing import AGREE, Pacing
 from tokmix.training.prefetch import Prefetch
 from tokmix.training.progress import Diverged, Interrupted, Progress
 from tokmix.training.schedule import Growth, learning_rate, on_signal, planned_steps
 from tokmix.training.sharding import sharding
-from tokmix.training.step import Step, checkpoint_layers
+from tokmix.training.static_shapes import BatchSlot, pad
+from tokmix.training.step import Forward, Step
 from tokmix.training.target_scaler import TargetScaler
 from tokmix.training.task import TrainingTask
 
 Log = Callable[[dict[str, Any]], None]  # takes one entry of log.jsonl
 COMPILED = 600.0  # seconds of a run above which its layers are compiled: compiling takes about a minute
-FINISH = 8.0  # seconds of --minutes, at most, that are kept for the model folder and the pictures
-AGREE = 5  # steps between two times that several processes ask each other whether to stop or save
 
 
 class Engine:
-    def __init__(self, work: TrainingTask, world: World, checkpoints: Checkpoints, log: Log = lambda entry: None):
+    def __init__(
+        self, work: TrainingTask, world: World, checkpoints: Checkpoints, log: Log = lambda entry: None,
+        turn: AbstractContextManager[None] | None = None,
+    ):  # fmt: skip
+        """turn: around all that this run does on a GPU, where others do the same beside it (capture.py)."""
         self.work, self.world, self.checkpoints, self.log, self.train = work, world, checkpoints, log, work.train
+        self.turn = turn or nullcontext()
         self.model = work.build(world.device)
         scaled = work.task == "regress" and work.unit != 1
         self.scaler = TargetScaler(self.model.head, work.mean, work.unit) if scaled else None  # type: ignore[arg-type]
@@ -67,20 +72,20 @@ class Engine:
         self.best: dict[str, Tensor] | None = None
         self.average = means(self.parameters) if work.average else []
         half = (self.train.precision or ("bfloat16" if world.device.type == "cuda" else "float32")) == "bfloat16"
-        step = Step(self.model, self.optimizers, self.sharding, work.loss, clip=self.train.clip, average=self.average, half=half)
-        step.asked = work.asked
+        step = Step(self.model, self.optimizers, self.sharding, task_loss(work), clip=self.train.clip, average=self.average, half=half)
         self.say: Callable[[str], None] = lambda line: None
-        self.update: Step | Captured = step
+        self.update: Step[Batch] | Captured[Batch] = step
         if self.eager is None:
-            self.update = Captured(step, CudaRecorder(world.device), lambda line: self.say(line))
+            whole = self.train.accumulate == 1
+            self.update = Captured(step, CudaRecorder(world.device), BatchSlot, lambda line: self.say(line), whole=whole)
         self.most = planned_steps(work, world)
+        self.pacing = Pacing(work, world, self.batches.steps(0), self.most, self.growth)
         self.progress = Progress(total=self.most)
         self.log_steps = work.train.log_steps or (50 if world.device.type == "cuda" else 10)
         self.recent: list[Tensor] = []  # [loss, gradient norm] of the steps since the last look
         self.stop = False
-        self.pace: float | None = None  # seconds of a step, from a trial
         self.saved_step: int | None = None  # of the newest checkpoint of this process
-        self.fitted = 0.0  # when --minutes was last compared with the clock
+        self.error: Diverged | Interrupted | None = None  # why it ended early
         self.meter = Meter(world.device)
 
     @torch.no_grad()
@@ -131,16 +136,18 @@ class Engine:
         """Seconds of one step of the first epoch, done once."""
         _, batches = self._next_batches(0, inner, 0, self.batches)
         began = time.perf_counter()
-        float(self._update(batches, 0)[0])  # waits for the device
+        with self.turn:
+            float(self._update(batches, 0)[0])  # waits for the device
         return time.perf_counter() - began
 
     def estimate_pace(self) -> float:
         """Seconds of the mean step."""
-        if self.pace is None:
+        if self.pacing.pace is None:
             with self.untouched():
                 times = [self.time_step(self.batches.steps(0) * place // 4) for place in (0, 0, 1, 2, 3)]
-            self.pace = self.world.agree(self.growth.mean() / self.growth.at(0, self.most) * sum(times[1:]) / 4)  # the first warms up
-        return self.pace
+            grown = self.growth.mean() / self.growth.at(0, self.most)
+            self.pacing.pace = float(self.world.agree(grown * sum(times[1:]) / 4))  # the first one warms up
+        return self.pacing.pace
 
     def compile_pays(self) -> bool:
         """Whether layers are to be compiled: by train.compile, else by the length of the run."""
@@ -153,49 +160,73 @@ class Engine:
         compile_layers(self.model)
         if isinstance(self.update, Captured):
             self.update.forget()
-        self.pace = None
+        self.pacing.pace = None
 
     # --- the run -----------------------------------------------------------------------------------------------------
 
     def run(self) -> Progress:
         """Train to the end; afterwards the model holds the best weights."""
+        run([self])
+        return self.finish()
+
+    def start(self) -> None:
+        """Before the first step of this process."""
         progress = self.progress
         if progress.step < progress.total:
             self.meter.start()
         if self.train.minutes is not None and progress.step == 0:
-            progress.total = steps_that_fit(0, self._seconds_left(), self.estimate_pace(), self.most)
+            self.estimate_pace()
+            self.pacing.begin(progress)
         self.plan_evaluations()
-        began, saved = time.monotonic() - progress.seconds, time.monotonic()
-        with on_signal(self._ask_to_stop):
-            while progress.step < progress.total:
-                self.step()
-                if progress.step % self.log_steps == 0 or progress.step == progress.total:
-                    self._note()
-                if self._evaluation_due():
-                    self.evaluate()
-                progress.seconds = time.monotonic() - began
-                self.meter.sample()
-                if self.train.minutes is not None:
-                    self._fit_to_clock()
-                stop, late, writing = self._requests(time.monotonic() - saved > self.train.save_seconds)
-                if not writing:
+        self.began, self.saved = time.monotonic() - progress.seconds, time.monotonic()
+
+    def advance(self) -> bool:
+        """A step and what is due after it -> whether there are more. What ends the run early is kept for `finish`."""
+        progress = self.progress
+        try:
+            with self.turn:
+                if progress.step < progress.total:
+                    self.step()
+                    self._after_step()
+                if progress.step >= progress.total:
+                    if self.saved_step != progress.step:
+                        self.save()
                     self.checkpoints.finish(self.world)
-                if stop:
-                    self.save(wait=True)
-                    raise Interrupted(f"stopped after step {progress.step} of {progress.total}")
-                if late or (self.train.save_steps and progress.step % self.train.save_steps == 0):
-                    self.save()
-                    saved = time.monotonic()
-            if self.saved_step != progress.step:
-                self.save()
+        except (Diverged, Interrupted) as error:
+            self.error = error
+            return False
+        return progress.step < progress.total
+
+    def _after_step(self) -> None:
+        progress = self.progress
+        if progress.step % self.log_steps == 0 or progress.step == progress.total:
+            self._note()
+        self.evaluate_if_due()
+        progress.seconds = time.monotonic() - self.began
+        self.meter.sample()
+        if self.train.minutes is not None:
+            self.pacing.fit(progress, self.checkpoints.seconds)
+        stop, late, writing = self._requests(time.monotonic() - self.saved > self.train.save_seconds)
+        if not writing:
             self.checkpoints.finish(self.world)
-        if self.best is not None:
-            self.model.load_state_dict(self.best)
-        else:
-            self._swap()
-        if self.scaler is not None:
-            self.scaler.fold()
-        return progress
+        if stop:
+            self.save(wait=True)
+            raise Interrupted(f"stopped after step {progress.step} of {progress.total}")
+        if late or (self.train.save_steps and progress.step % self.train.save_steps == 0):
+            self.save()
+            self.saved = time.monotonic()
+
+    def finish(self) -> Progress:
+        """The model gets the best weights; an error that ended the run is raised."""
+        if self.error is not None:
+            raise self.error
+        with self.turn:
+            self._swap() if self.best is None else self.model.load_state_dict(self.best)
+            if self.scaler is not None:
+                self.scaler.fold()
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+        return self.progress
 
     def _requests(self, late: bool) -> list[bool]:
         """(stop, save, still writing). Several processes ask each other now and then only: asking waits for the slowest."""
@@ -272,29 +303,18 @@ class Engine:
                       **self.meter.brief()})  # fmt: skip
             progress.losses = []
 
-    # --- evaluations and the clock -----------------------------------------------------------------------------------
+    # --- evaluations -------------------------------------------------------------------------------------------------
 
     def plan_evaluations(self) -> None:
         """Once, at the start of a run; a resumed run follows the plan in its checkpoint."""
-        progress, work = self.progress, self.work
-        if work.held is None:
-            return
-        if not progress.evaluations:
-            train_tokens = work.tokens_of("train") * progress.total * self.growth.mean() / max(self.batches.steps(0), 1)
-            plan = evaluation_plan(self.train.evaluations, train_tokens, work.tokens_of("held"), len(work.held))
-            progress.evaluations, progress.held_share = plan.count, plan.share
-        self.held = work.held_batches(self.world, progress.held_share)
+        self.pacing.plan(self.progress)
+        self.held = self.work.held_batches(self.world, self.progress.held_share)
 
-    def _evaluation_due(self) -> bool:
+    def evaluate_if_due(self) -> None:
         if self.held is None:
             self.plan_evaluations()
-        done, total, often = self.progress.step, self.progress.total, self.progress.evaluations
-        if self.held is None or not (done * often // total > (done - 1) * often // total or done == total):
-            return False
-        if self.train.minutes is None or done == total:
-            return True
-        within = self.progress.evaluation_seconds + self._evaluation_estimate() <= SHARE * 60 * self.train.minutes
-        return bool(self.world.agree(within))
+        if self.held is not None and self.pacing.evaluation_due(self.progress):
+            self.evaluate()
 
     def evaluate(self) -> None:
         """On the part held out of train; the best weights so far are remembered."""
@@ -312,39 +332,23 @@ class Engine:
         progress.history.append({"step": progress.step, "epoch": progress.epoch, "best": progress.best_step, **shown})
         self.log({"step": progress.step, "total": progress.total, "epoch": progress.epoch, "held": shown})
 
-    def _evaluation_estimate(self, split: str = "held") -> float:
-        """Seconds of one evaluation: measured on the held-out part, else from the pace of the steps."""
-        progress, held = self.progress, self.work.tokens_of("held") * self.progress.held_share
-        tokens = held if split == "held" else self.work.tokens_of(split)
-        if progress.history and held:
-            return progress.evaluation_seconds / len(progress.history) * tokens / held
-        a_step = self.work.tokens_of("train") * self.growth.mean() / max(self.batches.steps(0), 1)
-        return FORWARD * (self.pace or 0.0) * tokens / max(a_step, 1)
 
-    def _seconds_left(self) -> float:
-        """Of --minutes, for steps: without what was spent, the evaluations that are to come and the final one."""
-        assert self.train.minutes is not None
-        progress = self.progress
-        finish = self._evaluation_estimate("final") + self.checkpoints.seconds + min(FINISH, SHARE * 60 * self.train.minutes)
-        left = 60 * self.train.minutes - progress.spent - progress.seconds - finish
-        if self.work.held is None:
-            return left
-        left -= self._evaluation_estimate() / max(progress.held_share, 1e-9)  # the bag of words and the model are compared on all of it
-        planned = max((progress.evaluations or 1) - len(progress.history), 1)
-        affordable = max(SHARE * 60 * self.train.minutes - progress.evaluation_seconds, 0.0)
-        return left - min(planned * self._evaluation_estimate(), max(affordable, self._evaluation_estimate()))
+def run(engines: Sequence[Engine]) -> None:
+    """Train all of them, side by side, each to its end; then ask each to `finish`."""
 
-    def _fit_to_clock(self) -> None:
-        """With --minutes: as many steps as fit, judged by the time the steps so far have taken."""
-        progress = self.progress
-        if progress.step >= progress.total:  # a run that has ended stays so
-            return
-        alone = self.world.size == 1 and progress.seconds - self.fitted > 1
-        if progress.step % AGREE and not alone:
-            return
-        self.fitted = progress.seconds
-        pace = (progress.seconds - progress.evaluation_seconds) / progress.step * self.growth.to_come(progress.step / progress.total)
-        progress.total = self.world.agree(steps_that_fit(progress.step, self._seconds_left(), pace, self.most))
+    def ask_to_stop() -> None:
+        for engine in engines:
+            engine.stop = True
 
-    def _ask_to_stop(self) -> None:
-        self.stop = True
+    for engine in engines:
+        engine.start()
+    with on_signal(ask_to_stop):
+        loop.train(engines)
+
+
+def task_loss(work: TrainingTask) -> Callable[[Forward, Batch], Tensor]:
+    def loss(forward: Forward, batch: Batch) -> Tensor:
+        at = work.asked(batch)  # the tokens with a target, where the head is for them alone
+        return work.loss(forward(batch.ids, batch.segments, *(() if at is None else (at,))), batch)
+
+    return loss

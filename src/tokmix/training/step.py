@@ -8,93 +8,123 @@ Dropout is seeded by the step, so no generator has a state to be saved.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from typing import Generic, Protocol, Self, TypeVar
 
 import torch
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor, nn
 
-from tokmix.core.model import Model
-from tokmix.data.batches.rows import Batch
 from tokmix.training.optimizers import Optimizers
 from tokmix.training.sharding import Replicated
 
-Loss = Callable[[Tensor, Batch], Tensor]  # (outputs, batch) -> summed over the batch's targets
+
+class StepBatch(Protocol):
+    """What a step needs of a batch."""
+
+    @property
+    def total(self) -> int: ...  # targets of the whole batch, over all ranks
+
+    @property
+    def weight(self) -> float: ...  # 0: this rank reads the batch only to keep step
+
+    def to(self, device: torch.device) -> Self: ...
 
 
-class Step:
+B = TypeVar("B", bound=StepBatch)
+Forward = Callable[..., Tensor]  # a model's forward pass, in the precision of the run
+Loss = Callable[[Forward, B], Tensor]  # (forward, batch) -> summed over the batch's targets
+
+
+class Step(Generic[B]):
     def __init__(
         self,
-        model: Model,
+        model: nn.Module,
         optimizers: Optimizers,
         sharding: Replicated,
-        loss: Loss,
+        loss: Loss[B],
         *,
         clip: float,
         average: Sequence[Tensor] = (),
         half: bool = False,
+        half_copy: bool = False,
+        skip: bool = False,
     ):
+        """half: bfloat16 by autocast. half_copy: a bfloat16 copy of the model runs, and the float32 weights learn; the step of a small
+        model is bound by bytes, and autocast reads twice as many. skip: leave out a step whose gradient is not finite (AdamW)."""
         self.model, self.optimizers, self.sharding, self.loss = model, optimizers, sharding, loss
-        self.clip, self.average, self.half = clip, list(average), half
-        self.asked: Callable[[Batch], Tensor | None] = lambda batch: None  # the tokens with a target, where the head is for them alone
+        self.clip, self.average, self.half, self.skip = clip, list(average), half, skip
         self.parameters = [parameter for _, parameter in optimizers.named]
         self.device = self.parameters[0].device
+        self.copy = copy.deepcopy(model).to(torch.bfloat16).train() if half_copy else None
 
-    def __call__(self, batches: Sequence[Batch], seeds: Sequence[int], rate: float, keep: float) -> Tensor:
+    def __call__(self, batches: Sequence[B], seeds: Sequence[int | None], rate: float, keep: float = 0.0) -> Tensor:
         """keep: what stays of the running mean -> [2]: the loss, and the norm of the gradient before it was clipped."""
-        self.model.train()
+        self.begin()
         self.optimizers.set_rate(rate)
-        self.optimizers.zero_grad()
+        self.zero_grad()
         targets = max(sum(batch.total for batch in batches), 1)
         total = torch.zeros((), device=self.device)
         for place, (batch, seed) in enumerate(zip(batches, seeds, strict=True)):
-            torch.manual_seed(seed)
+            if seed is not None:
+                torch.manual_seed(seed)
             with self.sharding.synchronized(last=place == len(batches) - 1):
                 total += self.forward_backward(batch.to(self.device), batch.weight / targets)
         return self.finish(total, keep)
 
-    def forward_backward(self, batch: Batch, scale: float | Tensor) -> Tensor:
+    def begin(self) -> None:
+        """An evaluation leaves a model in its other mode. Setting the mode walks over all modules."""
+        if not self.model.training:
+            self.model.train()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizers.zero_grad(set_to_none)
+        if self.copy is not None:
+            self.copy.zero_grad(set_to_none)
+
+    def forward_backward(self, batch: B, scale: float | Tensor) -> Tensor:
         """Of this rank's part of a batch, on the device -> its loss."""
-        with self.precision():
-            at = self.asked(batch)
-            outputs = self.sharding.module(batch.ids, batch.segments, *(() if at is None else (at,)))
-        loss = self.loss(outputs, batch) * scale
+        loss = self.loss(self.forward, batch) * scale
         self.sharding.backward(loss)
         return loss.detach().float()
+
+    def forward(self, *inputs: object) -> Tensor:
+        with self.precision():
+            return (self.sharding.module if self.copy is None else self.copy)(*inputs)  # type: ignore[no-any-return]
 
     def finish(self, total: Tensor, keep: float | Tensor) -> Tensor:
         """What follows when all batches of a step have gone backward."""
         total = self.sharding.world.sum(total)
+        if self.copy is not None:
+            self._fetch_gradients()
         norm = self.sharding.clip(self.parameters, self.clip)
-        self.optimizers.update()
-        if self.average:
-            with torch.no_grad():
+        self.optimizers.update((~torch.isfinite(norm)).float() if self.skip else None)
+        with torch.no_grad():
+            if self.average:
                 share = 1 - keep
                 weights = [share] * len(self.average) if isinstance(share, Tensor) else share
                 torch._foreach_lerp_(self.average, [parameter.detach() for parameter in self.parameters], weights)
+            if self.copy is not None:
+                torch._foreach_copy_(list(self.copy.parameters()), list[Tensor](self.parameters))
         return torch.stack([total, norm.float()])
+
+    @torch.no_grad()
+    def _fetch_gradients(self) -> None:
+        pairs = [(mine, half.grad) for mine, half in zip(self.parameters, self.trained(), strict=True) if half.grad is not None]
+        wide = [torch.empty_like(mine) for mine, _ in pairs]
+        torch._foreach_copy_(wide, [grad for _, grad in pairs])
+        for (mine, _), grad in zip(pairs, wide, strict=True):
+            mine.grad = grad
+
+    def trained(self) -> list[nn.Parameter]:
+        """Those that the backward pass gives a gradient."""
+        return self.parameters if self.copy is None else list(self.copy.parameters())
+
+    def state(self) -> list[Tensor]:
+        """The tensors that a step changes, beside the optimizer's."""
+        copied = [] if self.copy is None else [*self.copy.parameters(), *self.copy.buffers()]
+        return [*self.parameters, *self.model.buffers(), *self.average, *copied]
 
     def precision(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
-
-
-def checkpoint_layers(model: Model) -> None:
-    """Layers keep their input alone and run once more in the backward pass: less memory, a third more time, the same gradients."""
-    for layer in model.layers:
-        layer.forward = partial(_again, layer.forward)  # type: ignore[method-assign]
-
-
-def _again(forward: Callable[..., Tensor], *given: object) -> Tensor:
-    if not torch.is_grad_enabled():
-        return forward(*given)
-    return checkpoint(forward, *given, use_reentrant=False)  # type: ignore[no-any-return]
-
-
-def plain_step(optimizers: Optimizers, loss: Tensor) -> Tensor:
-    """Backward and update of a model by itself, without anything around it -> the loss"""
-    optimizers.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizers.update()
-    return loss.detach()

@@ -22,6 +22,7 @@ from tokmix.core.seeds import seeded
 from tokmix.data.batches.mask import IGNORE
 from tokmix.data.synthetic.task import Examples, Task
 from tokmix.training import replicas
+from tokmix.training.step import Forward
 from tokmix.training.toy import in_order
 
 LOWEST_RATE = 1e-6
@@ -85,9 +86,8 @@ def train(
     learned, model = task.learned(data), build(task, stack, dim, seed=seed, **settings).to(device)
     a_pass, start, losses = -(-len(data) // batch), time.perf_counter(), [math.nan]
 
-    def loss(model: nn.Module, index: Tensor, width: int) -> Tensor:
-        logits = model(data.inputs[index[0]]).flatten(0, 1)
-        return F.cross_entropy(logits, learned[index[0]].flatten(), ignore_index=IGNORE)[None]
+    def loss(forward: Forward, index: Tensor, width: int) -> Tensor:
+        return F.cross_entropy(forward(data.inputs[index]).flatten(0, 1), learned[index].flatten(), ignore_index=IGNORE)
 
     def note(step: int, means: list[float]) -> None:
         losses.append(means[0])
@@ -95,8 +95,9 @@ def train(
             report(step // a_pass, means[0])
 
     recipe = replicas.Recipe(epochs * a_pass, schedule="cosine", lowest=LOWEST_RATE, clip=None, precision="float32")
-    order = in_order(len(data), batch, epochs, seed)
-    replicas.train([replicas.Replica(model, lr, weight_decay)], loss, order, recipe, data.inputs.device, every=a_pass, report=note)
+    order = in_order(len(data), batch, epochs, [seed])
+    replica = replicas.Replica(model, loss, lr, weight_decay, seed)
+    replicas.train([replica], order, recipe, data.inputs.device, every=a_pass, report=note)
     seconds = time.perf_counter() - start
     return Outcome(accuracy(model, test), task.chance, losses[-1], recipe.steps, seconds)
 

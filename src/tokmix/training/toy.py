@@ -7,8 +7,9 @@ The convolutions see eight positions each way; only the mixer can carry a height
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +21,8 @@ from tokmix.core.mixer import Cost, Mixer, create
 from tokmix.core.seeds import seeded
 from tokmix.core.stack import parse
 from tokmix.data.synthetic.shapes import LENGTH, Shapes, draw
+from tokmix.ops.convolve import convolve
 from tokmix.training import replicas
-from tokmix.training.optimizers import Optimizers
-from tokmix.training.step import plain_step
 
 WIDTH, KERNEL = 64, 5
 # As in the paper: tied HyperMixing of d' = 64 with LayerNorm; attention of one head, without biases and 1/sqrt(d).
@@ -94,6 +94,47 @@ def mixer(item: str) -> Mixer:
     return create(specs[0].name, WIDTH, causal=False, max_len=LENGTH, layer=0, **specs[0].options)
 
 
+class Taps(nn.Module):
+    """A convolution and the ReLU behind it as one kernel, with weights of its own, in the order that the kernel reads them in."""
+
+    def __init__(self, conv: Conv, relu: bool):
+        super().__init__()
+        assert conv.bias is not None
+        self.of, self.relu = [conv], relu  # in a list: its weights are no parameters of this module
+        self.weight = nn.Parameter(conv.weight.detach().permute(2, 1, 0).contiguous())
+        self.bias = conv.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return convolve(x, self.weight, self.bias, self.relu)
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        self.of[0].weight.copy_(self.weight.permute(2, 1, 0))
+
+
+def _taps(layers: nn.Module) -> nn.Sequential:
+    pairs = itertools.pairwise([*layers.children(), None])
+    return nn.Sequential(*(Taps(layer, isinstance(behind, nn.ReLU)) for layer, behind in pairs if isinstance(layer, Conv)))
+
+
+class Fused(nn.Module):
+    """The same model, with convolutions that are quick on a GPU; it has the model's new weights after write_back()."""
+
+    def __init__(self, model: ShapesModel):
+        super().__init__()
+        self.front, self.back = _taps(model.front), _taps(model.back)
+        self.middle = _taps(model.middle) if isinstance(model.middle, nn.Sequential) else model.middle
+        self.mean, self.std = model.mean, model.std
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.back(self.middle(self.front(((x - self.mean) / self.std)[..., None])))[..., 0]
+
+    def write_back(self) -> None:
+        for module in self.modules():
+            if isinstance(module, Taps):
+                module.write_back()
+
+
 def build(item: str, train_set: Shapes, seed: int) -> ShapesModel:
     """A fresh model of that seed, on the training set's device and knowing its statistics."""
     with seeded(seed):
@@ -123,37 +164,65 @@ def train(
     """Adam on the mean squared error, for that many epochs or seconds, whichever ends first."""
     checks.at_least("epochs", epochs, 1)
     checks.at_least("batch", batch, 1)
-    a_pass, start, progress = -(-len(data) // batch), time.perf_counter(), Progress(0, 0.0, float("nan"))
+    start, progress = time.perf_counter(), Progress(0, 0.0, float("nan"))
 
-    def loss(model: nn.Module, index: Tensor, width: int) -> Tensor:
-        return F.mse_loss(model(data.inputs[index[0]]), data.targets[index[0]])[None]
-
-    def note(step: int, losses: list[float]) -> None:
+    def note(epoch: int, losses: list[float]) -> None:
         nonlocal progress
-        progress = Progress(-(-step // a_pass), time.perf_counter() - start, 100 * losses[0])
+        progress = Progress(epoch, time.perf_counter() - start, 100 * losses[0])
         if report is not None:
             report(progress)
 
     def late() -> bool:
         return seconds is not None and time.perf_counter() - start > seconds
 
-    order = in_order(len(data), batch, epochs, seed)
-    recipe = replicas.Recipe(epochs * a_pass, clip=None, precision="float32")
-    replicas.train([replicas.Replica(model, lr)], loss, order, recipe, data.inputs.device, every=a_pass, report=note, stop=late)
+    train_all([model], [data], [seed], epochs=epochs, batch=batch, lr=lr, report=note, stop=late)
     return progress
 
 
-def in_order(rows: int, batch: int, epochs: int, seed: int) -> Iterator[tuple[int, Tensor]]:
-    """(0, rows [1, B]) of every batch: all rows once an epoch, in an order of the seed's."""
-    chance = torch.Generator().manual_seed(seed)
+def train_all(
+    models: Sequence[ShapesModel],
+    sets: Sequence[Shapes],
+    seeds: Sequence[int],
+    *,
+    epochs: int = 250,
+    batch: int = 100,
+    lr: float = 1e-3,
+    precision: str = "float32",
+    fused: bool | None = None,
+    report: Callable[[int, list[float]], None] = lambda epoch, losses: None,
+    stop: Callable[[], bool] = lambda: False,
+    begin: Callable[[], None] = lambda: None,
+) -> None:
+    """Models side by side, each on its own training set (of one size) with the batches of its seed. report(epoch, losses) after each
+    epoch, when the models have the weights of then. fused: with convolution and ReLU as one kernel, as on a GPU. begin, stop: as
+    replicas.train has them."""
+    rows = len(sets[0])
+    a_pass, device = -(-rows // batch), sets[0].inputs.device
+    fused = device.type == "cuda" if fused is None else fused
+    trained: list[nn.Module] = [Fused(model.train()) if fused else model for model in models]
+
+    def note(step: int, losses: list[float]) -> None:
+        for one in trained:
+            if isinstance(one, Fused):
+                one.write_back()
+        report(-(-step // a_pass), losses)
+
+    members = [replicas.Replica(one, squared_error(data), lr) for one, data in zip(trained, sets, strict=True)]
+    recipe = replicas.Recipe(epochs * a_pass, clip=None, precision=precision)
+    replicas.train(members, in_order(rows, batch, epochs, seeds), recipe, device, every=a_pass, report=note, stop=stop, begin=begin)
+
+
+def squared_error(data: Shapes) -> replicas.Loss:
+    return lambda forward, index, width: F.mse_loss(forward(data.inputs[index]), data.targets[index])
+
+
+def in_order(rows: int, batch: int, epochs: int, seeds: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+    """(0, rows [seeds, B]) of every batch: all rows once an epoch, in an order of each seed's."""
+    chance = {seed: torch.Generator().manual_seed(seed) for seed in seeds}
     for _ in range(epochs):
-        for chosen in torch.randperm(rows, generator=chance).split(batch):
-            yield 0, chosen[None]
-
-
-def step(model: nn.Module, optimizers: Optimizers, inputs: Tensor, targets: Tensor) -> Tensor:
-    """-> the loss before it"""
-    return plain_step(optimizers, F.mse_loss(model(inputs), targets))
+        order = {seed: torch.randperm(rows, generator=generator) for seed, generator in chance.items()}
+        for chosen in torch.stack([order[seed] for seed in seeds]).split(batch, 1):
+            yield 0, chosen
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from tokmix.core.optional import np
 from tokmix.data.synthetic import shapes
 from tokmix.runs import pool
 from tokmix.runs.files import check_free
-from tokmix.study.compare import graphs, outcomes, plan, summary
+from tokmix.study.compare import outcomes, plan, summary
 from tokmix.study.compare.result import NAME as RESULT
 from tokmix.study.compare.result import RunResult
 from tokmix.study.compare.run import SIDE_BY_SIDE, Say, finish, provenance, why_no_bag
@@ -118,7 +118,7 @@ class Task:
         """On a GPU the seeds of a model go at a time, one model after the other."""
         for name, fraction, seeds in left:
             if seeds:
-                yield self._run(Group(name, fraction, tuple(seeds)), graphs.train)
+                yield self._run(Group(name, fraction, tuple(seeds)), self._train_all)
 
     def _side_by_side(self, left: Sequence[tuple[str, float, list[int]]], jobs: int | None) -> Any:
         """On a CPU every run has a thread: torch's operations do not hold the interpreter."""
@@ -138,6 +138,11 @@ class Task:
                     raise
         finally:
             torch.set_num_threads(before)
+
+    def _train_all(
+        self, models: Sequence[toy.ShapesModel], data: shapes.Shapes, seeds: Sequence[int], epochs: int, begin: Callable[[], None]
+    ) -> None:
+        toy.train_all(models, [data] * len(models), seeds, epochs=epochs, batch=BATCH, begin=begin)
 
     def _train_one(
         self, models: Sequence[toy.ShapesModel], data: shapes.Shapes, seeds: Sequence[int], epochs: int, begin: Callable[[], None]
