@@ -19,7 +19,7 @@ from tokmix.data.tokens import TokenFiles
 from tokmix.training.capture import Captured, CudaRecorder, Work, why_not
 from tokmix.training.checkpoint import Checkpoints, load_tensors
 from tokmix.training.distributed import World
-from tokmix.training.engine import Engine, task_loss
+from tokmix.training.engine import Engine
 from tokmix.training.optimizers import Optimizers, means
 from tokmix.training.settings import Settings
 from tokmix.training.static_shapes import LADDER, BatchSlot, bucket, pad
@@ -95,7 +95,7 @@ def task_of(data: Path, **more) -> TrainingTask:
 def step_of(task: TrainingTask, capturable: bool, **more) -> Step:
     engine = Engine(task, World(), Checkpoints(Path("unused")))
     optimizers = Optimizers(engine.model.named_parameters(), 1e-2, capturable=capturable, kind=task.train.optimizer, weight_decay=0.05)
-    return Step(engine.model, optimizers, engine.sharding, task_loss(task), clip=1.0, average=means(engine.parameters), **more)
+    return Step(engine.model, optimizers, engine.sharding, task.batch_loss, clip=1.0, average=means(engine.parameters), **more)
 
 
 def test_the_ladder_has_few_sizes_and_none_wastes_much():

@@ -35,7 +35,7 @@ from tokmix.training.progress import Diverged, Interrupted, Progress
 from tokmix.training.schedule import Growth, learning_rate, on_signal, planned_steps
 from tokmix.training.sharding import sharding
 from tokmix.training.static_shapes import BatchSlot, pad
-from tokmix.training.step import Forward, Step
+from tokmix.training.step import Step
 from tokmix.training.target_scaler import TargetScaler
 from tokmix.training.task import TrainingTask
 
@@ -72,7 +72,7 @@ class Engine:
         self.best: dict[str, Tensor] | None = None
         self.average = means(self.parameters) if work.average else []
         half = (self.train.precision or ("bfloat16" if world.device.type == "cuda" else "float32")) == "bfloat16"
-        step = Step(self.model, self.optimizers, self.sharding, task_loss(work), clip=self.train.clip, average=self.average, half=half)
+        step = Step(self.model, self.optimizers, self.sharding, work.batch_loss, clip=self.train.clip, average=self.average, half=half)
         self.say: Callable[[str], None] = lambda line: None
         self.update: Step[Batch] | Captured[Batch] = step
         if self.eager is None:
@@ -251,7 +251,7 @@ class Engine:
         if self.world.device.type == "cpu" and not bool(torch.isfinite(self.recent[-1]).all()):
             self.look()
 
-    def _next_batches(self, epoch: int, inner: int, step: int, source: Batches | None = None) -> tuple[tuple[int, int], list[Batch]]:
+    def _next_batches(self, epoch: int, inner: int, step: int = 0, source: Batches | None = None) -> tuple[tuple[int, int], list[Batch]]:
         """The batches of a step -> (where the next one begins, batches)."""
         reader, batches = self.prefetch if source is None else Prefetch(source, 0, self._prepare), []
         for _ in range(self.growth.at(step, self.progress.total)):
@@ -344,11 +344,3 @@ def run(engines: Sequence[Engine]) -> None:
         engine.start()
     with on_signal(ask_to_stop):
         loop.train(engines)
-
-
-def task_loss(work: TrainingTask) -> Callable[[Forward, Batch], Tensor]:
-    def loss(forward: Forward, batch: Batch) -> Tensor:
-        at = work.asked(batch)  # the tokens with a target, where the head is for them alone
-        return work.loss(forward(batch.ids, batch.segments, *(() if at is None else (at,))), batch)
-
-    return loss

@@ -8,6 +8,7 @@ lm                  a running text              WindowBatches
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -224,6 +225,11 @@ class TrainingTask:
             hidden = int(self.masking.count(np.array([length]))[0])
             products -= 3 * 2 * (length - hidden) * self.config.dim * self.config.vocab
         return products
+
+    def batch_loss(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
+        """Summed over the batch's targets. forward: of the model, in the precision of the run."""
+        at = self.asked(batch)
+        return self.loss(forward(batch.ids, batch.segments, *(() if at is None else (at,))), batch)
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Summed over the batch's targets."""
