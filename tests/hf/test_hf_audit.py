@@ -32,9 +32,18 @@ def test_every_mixer_is_clean(case: Case) -> None:
         assert verdicts["cache"] == verdicts["chunked prefill"] == ("clean" if case.has("step") else "n/a")
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+TINY: dict[str, Any] = {"vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+MORE: dict[str, Callable[[], Any]] = {  # healthy models that swap does not have to know
+    "gemma": lambda: transformers.GemmaForCausalLM(transformers.GemmaConfig(**TINY, num_key_value_heads=1, head_dim=8)),
+    "gpt_neox": lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**TINY)),
+    "electra": lambda: transformers.ElectraModel(transformers.ElectraConfig(**TINY, embedding_size=16)),
+}
+
+
+@pytest.mark.parametrize("kind", [*CONFIGS, *MORE])
 def test_healthy_models_raise_no_alarm(kind: str) -> None:
-    report = audit(made(kind))
+    torch.manual_seed(0)
+    report = audit(made(kind) if kind in CONFIGS else MORE[kind]().eval())
     assert report.ok, report
     assert sum(finding.verdict == "clean" for finding in report.findings) >= 4
 
@@ -127,6 +136,60 @@ def test_numbers_that_half_precision_cannot_hold_are_found() -> None:
     assert _found(model) == {"half precision": "layer 4"}
 
 
+def recurrent() -> Any:
+    """Qwen3-Next: a gated delta rule with a short convolution below attention, in transformers' own code."""
+    torch.manual_seed(0)
+    config = transformers.Qwen3NextConfig(
+        **TINY, num_key_value_heads=1, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,
+        linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+        layer_types=["linear_attention", "full_attention"], mlp_only_layers=[0, 1], pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.Qwen3NextForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "A_log" not in name:
+                parameter.add_(0.15 * torch.randn_like(parameter))
+    return model
+
+
+PADDING = ["left padding", "one row with a mask", "cache with padding", "padding inside"]
+
+
+def test_a_mask_left_out_for_one_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers #46773: before it a batch of one row was never masked, so padding on the left ran through the recurrence. The line is
+    put back into today's model, since no release with it runs beside this tokmix."""
+    from transformers.models.qwen3_next import modeling_qwen3_next as theirs
+
+    assert set(_found(recurrent(), only=PADDING)) == {"padding inside"}
+    fixed = theirs.apply_mask_to_padding_states
+
+    def before(x: Tensor, mask: Tensor | None) -> Tensor:
+        return fixed(x, mask) if mask is not None and mask.shape[0] > 1 and mask.shape[1] > 1 else x
+
+    monkeypatch.setattr(theirs, "apply_mask_to_padding_states", before)
+    assert set(_found(recurrent(), only=PADDING)) == {"one row with a mask", "padding inside"}
+
+
+def test_a_mask_left_out_where_a_cache_goes_on_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers #47086: padding in a later piece was not masked."""
+    from transformers.models.qwen3_next import modeling_qwen3_next as theirs
+
+    fixed = theirs.apply_mask_to_padding_states
+    seen: list[int] = []
+
+    def before(x: Tensor, mask: Tensor | None) -> Tensor:
+        seen.append(x.shape[1])
+        return fixed(x, mask) if mask is None or x.shape[1] >= max(seen) else x
+
+    monkeypatch.setattr(theirs, "apply_mask_to_padding_states", before)
+    assert "cache with padding" in _found(recurrent(), only=["cache with padding"])
+
+
+def test_a_decay_that_padding_still_applies_is_found() -> None:
+    """flash-linear-attention #1272: values are masked, the decay of the state is not, so padding between tokens makes it forget."""
+    assert _found(recurrent(), only=["padding inside"]) == {"padding inside": "layer 1"}
+
+
 @pytest.mark.slow
 def test_what_a_compiler_changes_is_found() -> None:
     model = made("bert")
@@ -141,9 +204,9 @@ def test_the_command_exits_with_the_verdict(tmp_path: Path, capsys: pytest.Captu
     for folder in ("bert", "own"):
         assert main(["audit", str(tmp_path / folder)]) == 0
         assert ": clean" in capsys.readouterr().out
-    from tokmix.hf import audits
+    from tokmix.hf import audit_checks
 
-    monkeypatch.setitem(audits.CHECKS, "cache", lambda subject: [([torch.ones(2)], [torch.zeros(2)])])
+    monkeypatch.setitem(audit_checks.CHECKS, "cache", lambda subject: [([torch.ones(2)], [torch.zeros(2)])])
     assert main(["audit", str(tmp_path / "own"), "--only", "cache", "--json"]) == 3
     found = json.loads(capsys.readouterr().out)
     assert not found["ok"] and found["findings"][0]["verdict"] == "WRONG"

@@ -11,7 +11,7 @@ models.py     one class a head; base.py: what they share, and loading; inputs.py
 cache.py      the cache of generate(): the mixers' own states; attentions.py: attention maps
 tokenizer.py  a `tokenizers` object as pipelines want it
 lora.py       what LoRA should reach
-audits.py     what leaks in a model: padding, neighbours, documents, a cache, the future
+audits.py     what leaks in a model (audit_checks.py: each check; audit_subject.py: how a model is called)
 swaps.py      mixers in place of attention in models of transformers; swapped.py: what stands there; masks.py: their masks
 """
 
