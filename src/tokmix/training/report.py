@@ -7,12 +7,13 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tokmix.data.prepare.targets import LABELLED
 from tokmix.runs.files import replacing, write_text
+from tokmix.training import trackers
 from tokmix.training.mixture import Mixture
 from tokmix.training.task import main_figure
 
@@ -23,8 +24,9 @@ EVERY = 10.0  # seconds between lines where nothing else happens
 class Log:
     """log.jsonl, one entry a line, and lines for people: a bar on a terminal, plain lines elsewhere."""
 
-    def __init__(self, path: Path, quiet: bool = False):
-        self.path, self.quiet = path, quiet
+    def __init__(self, path: Path, quiet: bool = False, report_to: str | None = None, settings: Mapping[str, object] | None = None):
+        self.path, self.quiet, self.report_to, self.settings = path, quiet, report_to, settings or {}
+        self.tracker: trackers.Tracker | None = None
         self.file: Any = None
         self.bar: Any = None
         self.loss, self.held, self.last = float("nan"), "", time.monotonic()
@@ -36,6 +38,8 @@ class Log:
         kept = [entry for entry in entries if entry["step"] <= step and "cost" not in entry]
         write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - held as long as the run
+        if self.report_to is not None:
+            self.tracker = trackers.begin(self.report_to, self.path.parent, self.settings, step)
         if not self.quiet and sys.stderr.isatty():
             self.bar = _bar()
         return lost
@@ -50,6 +54,9 @@ class Log:
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
+        if self.tracker is not None:
+            self.tracker.close()
+            self.tracker = None
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
@@ -58,6 +65,8 @@ class Log:
         if self.file is not None:
             self.file.write(json.dumps(entry) + "\n")
             self.file.flush()
+        if self.tracker is not None:
+            self.tracker(entry)
         if "held" in entry:
             self.held = "  ".join(f"{name} {entry['held'][name]:.4f}" for name in SHOWN if name in entry["held"])
         else:

@@ -78,6 +78,7 @@ class TrainSettings:
     save_seconds: float = 60.0  # between checkpoints
     save_steps: int | None = None  # checkpoint every so many steps too
     keep: int = 2  # checkpoints that are kept
+    report_to: Literal["tensorboard", "wandb", "mlflow", "trackio"] | None = None  # a tracker that is told the lines of the log too
     log_steps: int | None = None  # between two lines of the log; None: 10, on a GPU 50, since each one waits for the device
     baseline: bool = True  # rows: fit a bag of words first, and answer by the better or by both; lm: a byte n-gram model beside it
     refit: bool = True  # fit the bag of words that the model keeps on every labelled row, once the figure is known

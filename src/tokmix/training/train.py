@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.tokens import TokenFiles
 from tokmix.runs.files import Damaged, check_free, remove_partial
 from tokmix.runs.locks import RUN_LOCK, owning
-from tokmix.training import cost_record, encoder, model_folder, ngram, report, threads, warmup
+from tokmix.training import cost_record, encoder, model_folder, ngram, report, threads, trackers, warmup
 from tokmix.training.answers import RowAnswers, beside, told_of_rows
 from tokmix.training.checkpoint import Checkpoints
 from tokmix.training.defaults import default_tokens
@@ -56,7 +56,8 @@ from tokmix.training.training_record import training_record
 
 # What may change on --resume.
 FREE = tuple(
-    f"train.{name}" for name in ("save_seconds", "save_steps", "keep", "log_steps", "baseline", "device", "shard", "threads", "compile")
+    f"train.{name}"
+    for name in ("save_seconds", "save_steps", "keep", "log_steps", "baseline", "device", "shard", "threads", "compile", "report_to")
 )
 
 
@@ -73,6 +74,7 @@ def run(
     out, began = Path(out), time.monotonic()
     if not resume and int(os.environ.get("RANK", "0")) == 0:
         check_free(out)
+    trackers.check(settings.train.report_to)
     import_files(imports)
     if settings.model.stack is not None:
         check_stack(settings.model.stack)
@@ -249,7 +251,7 @@ class _Run:
         return count
 
     def _engine(self, work: TrainingTask, folder: Path) -> tuple[Engine, report.Log]:
-        log = report.Log(folder / "log.jsonl", self.quiet)
+        log = report.Log(folder / "log.jsonl", self.quiet, work.train.report_to, asdict(work.train) | asdict(work.settings.model))
         engine = Engine(
             work, self.world, Checkpoints(folder / "checkpoints", work.train.keep), log if self.world.first else lambda entry: None
         )

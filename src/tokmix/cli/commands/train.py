@@ -16,6 +16,7 @@ SHORT = (
     ("--epochs", "train.epochs", int, "how often each row is read; default: by the size of the data"),
     ("--from", "train.start", str, "start from an encoder: a folder that `tokmix pretrain` wrote, or the name of a shipped one"),
     ("--seed", "train.seed", int, "of first weights, order and dropout; default: 0"),
+    ("--report-to", "train.report_to", str, "also tell a tracker: tensorboard, wandb, mlflow or trackio; in the run's folder, offline"),
     ("--test", "prepare.test_file", str, "a file to report on; nothing is then split off the data itself"),
 )
 
