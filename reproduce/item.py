@@ -20,6 +20,7 @@ PAPERS = {
     "hsm": ["items"],
     "hypermlp": ["mad", "recall", "lm"],
     "beyond": ["causal"],
+    "encoder": ["items"],
 }
 
 

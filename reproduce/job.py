@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 KINDS = {
     "rows": "reproduce.rows:run",
     "lm": "reproduce.lm:run",
+    "encoder_pretrain": "reproduce.encoder.pretrain:run",
+    "encoder_tune": "reproduce.encoder.tune:run",
     "lm_speed": "reproduce.lm_speed:run",
     "synthetic": "reproduce.synthetic:run",
     "shapes": "reproduce.shapes:run",

@@ -24,7 +24,7 @@ ROOT, QUICK = Path("reproduce"), Path("reproduce-quick")
 def add(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawTextHelpFormatter
     parser.epilog = USES
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a paper: hypermixer, hsm, hypermlp, beyond (or: prepare)")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a paper: hypermixer, hsm, hypermlp, beyond, encoder (or: prepare)")
     parser.add_argument("items", nargs="*", metavar="ITEM", help="tables and figures of it; `tokmix papers` lists them")
     parser.add_argument("--quick", action="store_true", help="a small version of each")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the data sets, or what `prepare` made of them (default: TOKMIX_DATA)")
