@@ -69,7 +69,9 @@ def matthews(said: np.ndarray, targets: np.ndarray) -> float:
 
 def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
     data = context.data_folder()
-    files, runs, cost = TokenFiles(data / "tables" / spec["set"]), [], {}
+    files = TokenFiles(data / "tables" / spec["set"])
+    runs: list[dict[str, Any]] = []
+    cost: dict[str, Any] = {}
     start = None if spec["encoder"] is None else data / KEPT / spec["encoder"]
     if start is not None and not start.is_dir():
         raise ValueError(f"there is no encoder {start.name} in {KEPT}: pretrain it, or bring it (see the README)")
