@@ -73,8 +73,33 @@ def test_lengths_and_width_choose_the_way(monkeypatch: pytest.MonkeyPatch) -> No
     for way in WAYS:
         monkeypatch.setattr(fnet, way.__name__, lambda x, lengths, name=way.__name__: taken.append(name) or x)
     for length, dim in ((fnet.SHORT, 3), (fnet.SHORT + 1, 3), (1, fnet.NARROW), (1, fnet.NARROW + 1)):
-        mixer(dim)(torch.zeros(1, length, dim))
-    assert taken == ["fourier_by_products", "fourier_fast"] * 2
+        mixer(dim)(torch.zeros(1, length, dim), Segments.from_lengths([length]))
+        mixer(dim)(torch.zeros(1, length, dim))  # whole rows on a CPU
+    assert taken == ["fourier_by_products", "fourier_fast", "fourier_fast", "fourier_fast"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex operators")
+@pytest.mark.parametrize("length", [9, fnet.SHORT + 3])
+def test_compiled_it_gives_the_same_numbers_and_gradients(length: int) -> None:
+    for segments in (None, Segments.from_lengths([length, length - 4])):
+        x, dy = tokens(2, length, 12), tokens(2, length, 12, seed=1)
+        found = []
+        for layer in (mixer(), torch.compile(mixer())):
+            given = x.clone().requires_grad_()
+            y = layer(given, segments)
+            found.append((y, *torch.autograd.grad((y * dy).sum(), given)))
+        torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-10)
+
+
+def test_gradients_of_gradients() -> None:
+    x = tokens(2, 5, 4).requires_grad_()
+    for lengths in (None, torch.tensor([5, 3])):
+        assert torch.autograd.gradgradcheck(lambda x, n=lengths: _inside(fnet.fourier_fast(_inside(x, n), n), n).square(), (x,))
+
+
+def _inside(x: Tensor, lengths: Tensor | None) -> Tensor:
+    return x if lengths is None else torch.where((torch.arange(x.shape[1]) < lengths[:, None])[..., None], x, 0)
 
 
 def test_autocast_leaves_the_products_alone() -> None:

@@ -4,7 +4,7 @@ A padded or packed sequence gets the transform of its own length, all lengths in
 
 short rows   by matrix products with cosines and sines. More operations, but few and real: two large products and what
              torch.compile fuses, where the other way is a row of passes over complex tensors.
-long rows    by fast transforms: Bluestein's identity jk = (j² + k² - (k - j)²) / 2 turns a transform of any length n
+long rows    by fast transforms of real numbers: Bluestein's identity jk = (j² + k² - (k - j)²) / 2 turns a transform of any length n
              into a convolution of one common length.
 """
 
@@ -20,6 +20,7 @@ from tokmix.core.positions import at_least_float32
 from tokmix.core.rowmixer import RowMixer
 from tokmix.core.segments import Rows
 from tokmix.ops.dispatch import without_autocast
+from tokmix.ops.fast_call import Context, unwatched
 
 SHORT, NARROW = 128, 1024  # up to here products are worth it: docs/fnet.md has the measurement
 
@@ -74,9 +75,42 @@ def fourier_own_length(x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def fourier_fast(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """As `fourier_by_products`, by fast transforms."""
-    wide = torch.fft.fft(x, dim=-1)
-    return (torch.fft.fft(wide, dim=1) if lengths is None else fourier_own_length(wide, lengths)).real
+    """As `fourier_by_products`, by fast transforms of half of the channels: x is real, so Y[-j, -k] is the conjugate of Y[j, k]."""
+    if not unwatched((x,)):
+        return _by_real_transforms(x, lengths)
+    return _Symmetric.apply(x, lengths)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _by_real_transforms(x: Tensor, lengths: Tensor | None) -> Tensor:
+    _, L, D = x.shape
+    if lengths is None:
+        half = torch.fft.rfft2(x, dim=(1, 2)).real  # [S, L, D // 2 + 1]
+        behind = half[..., 1 : (D + 1) // 2].flip(1, 2).roll(1, 1)
+    else:
+        half = fourier_own_length(torch.fft.rfft(x, dim=-1), lengths).real
+        n = lengths.clamp(min=1)[:, None]
+        opposite = (n - torch.arange(L, device=x.device)) % n  # -j within each row's own length
+        behind = half[..., 1 : (D + 1) // 2].flip(2)
+        behind = behind.gather(1, opposite[..., None].expand_as(behind))
+    return torch.cat([half, behind], dim=-1)
+
+
+class _Symmetric(torch.autograd.Function):
+    """The matrix of the whole transform is symmetric, so that its gradient is the transform again: of real numbers, where autograd's own
+    would go through complex ones of full size."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, lengths: Tensor | None) -> Tensor:
+        ctx.save_for_backward(lengths)
+        return _by_real_transforms(x, lengths)
+
+    @staticmethod
+    def backward(ctx: Context, dy: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (lengths,) = ctx.saved_tensors
+        if lengths is None:
+            return fourier_fast(dy, None), None
+        inside = (torch.arange(dy.shape[1], device=dy.device) < lengths[:, None])[..., None]
+        return torch.where(inside, fourier_fast(torch.where(inside, dy, 0), lengths), 0), None
 
 
 @register("fnet")
@@ -87,7 +121,7 @@ class FNet(RowMixer):
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         wide, lengths = x.to(at_least_float32(x.dtype)), None if rows is None else rows.lengths
-        if not self._by_products(x.shape[1]):
+        if not self._by_products(x.shape[1]) or (rows is None and x.device.type == "cpu"):  # there, whole rows are faster so at any length
             return fourier_fast(wide, lengths).to(x.dtype)
         with without_autocast(x):
             return fourier_by_products(wide, lengths).to(x.dtype)
@@ -100,10 +134,10 @@ class FNet(RowMixer):
         return self.dim <= NARROW and length <= SHORT
 
     def cost(self, length: int) -> Cost:
-        """Short: two products with constants, and their cosines and sines. Long: a transform of n points takes about
-        5 n log2 n operations."""
+        """Short: two products with constants, and their cosines and sines. Long: a transform of n real points takes about
+        2.5 n log2 n operations."""
         points = length * self.dim
         if self._by_products(length):
             products = 2 * points * (length + self.dim)
             return Cost(products, points + 2 * length**2 + self.dim**2, constant=products)
-        return Cost(0, round(5 * points * math.log2(max(1, points))))
+        return Cost(0, round(2.5 * points * math.log2(max(1, points))))
