@@ -73,6 +73,17 @@ def test_what_fails_in_the_background_is_told_in_one_line_and_the_one_before_sta
     assert checkpoints.load()[1] == {"step": 1}
 
 
+def test_what_a_kill_kept_from_being_removed_goes_when_the_run_is_resumed(tmp_path):
+    Checkpoints(tmp_path, keep=3).save(1, {"a": torch.ones(1)}, {})
+    for step in (2, 3):
+        Checkpoints(tmp_path, keep=3).save(step, {"a": torch.ones(1)}, {"step": step})
+    files = Checkpoints(tmp_path).files()
+    files[2].write_bytes(b"damaged")
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    assert checkpoints.resume().state == {"step": 2}
+    assert checkpoints.files() == files[1:], "the older one is gone, and the damaged one stays until there is another"
+
+
 def test_a_checkpoint_of_another_model_is_refused_before_anything_changes(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, {"a": torch.ones(2, 3)}, {})

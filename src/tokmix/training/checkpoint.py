@@ -206,11 +206,11 @@ class Checkpoints:
         if self.writing is not None:
             self.writing.done.exception()
 
-    def _prune(self, path: Path) -> None:
-        """Keep the last few up to the one just written; later ones were passed over."""
+    def _prune(self, path: Path, later: bool = True) -> None:
+        """Keep the last few up to this one; later ones, which were passed over, go once a new one is written."""
         files = self.files()
         place = files.index(path)
-        for old in [*files[:place][: -self.keep + 1 or None], *files[place + 1 :]]:
+        for old in [*files[:place][: -self.keep + 1 or None], *(files[place + 1 :] if later else ())]:
             remove(old)
 
     # --- reading -------------------------------------------------------------------------------------------------------
@@ -231,6 +231,13 @@ class Checkpoints:
         if self.passed_over:
             raise Damaged(f"no checkpoint in {self.folder} can be read: {self.passed_over[0]}")
         return None
+
+    def resume(self, world: World = World()) -> Stored | None:  # noqa: B008 - frozen
+        """As `newest`; and what a kill kept from being removed is removed now, since a run that was at its end saves no more."""
+        found = self.newest(world)
+        if found is not None and world.first:
+            self._prune(found.path, later=False)
+        return found
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """All tensors of the newest that is whole, in one process, and the state."""

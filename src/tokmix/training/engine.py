@@ -111,7 +111,7 @@ class Engine:
 
     def restore(self) -> bool:
         """Continue from the newest checkpoint, where there is one."""
-        found = self.checkpoints.newest(self.world)
+        found = self.checkpoints.resume(self.world)
         if found is None:
             return False
         self.progress = Progress(**found.state)
