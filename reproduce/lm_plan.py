@@ -110,7 +110,7 @@ def _shown(spec: stack.Spec) -> stack.Spec:
     if spec.name != "hsm":
         return spec
     rest = {key: value for key, value in spec.options.items() if key != "variant"}
-    return stack.Spec(spec.options.get("variant", "vector"), rest)
+    return stack.Spec(str(spec.options.get("variant", "vector")), rest)
 
 
 def job(setting: Setting, entry: Entry, members: Sequence[dict[str, Any]], key: str | None = None) -> Job:

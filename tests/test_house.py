@@ -89,7 +89,7 @@ def test_one_training_loop_and_it_stays_short() -> None:
 MOST_FILE_LINES = 350
 LONG_FILES = {"src/tokmix/sklearn.py": 377}  # to be split
 MOST_FUNCTION_LINES = 60  # a longer one has `# long: <why>` in its first lines
-MOST_ANY_LINES = 691
+MOST_ANY_LINES = 700
 MOST_SOURCE_LINES = 42_000
 
 

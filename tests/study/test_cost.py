@@ -45,12 +45,12 @@ def test_costs_add_up_and_only_the_causal_scan_is_computed_again() -> None:
 def test_figure_2_is_the_printed_formulas_over_1e7() -> None:
     """Worked out by hand from section 7 of the formulas: d = 256, d' = 512, 4 heads."""
     found = paper.table(SIZES)
-    assert found["lengths"] == [64, 125, 250, 500, 1000, 2000, 4000]
-    hyper = [919_808 * n + 1_179_648 for n in found["lengths"]]  # 4dd' + 2d² + 2dd' + 9d a token, 9dd' a sequence
-    printed = [98_304 + 1_024 * n * n + 3 * n for n in found["lengths"]]  # 6d²/h + 4dN² + 3N
-    assert found["flops"]["hypermixing"] == hyper and found["flops"]["attention_printed"] == printed
-    assert found["figure_2"]["hypermixing"] == pytest.approx([6.0047, 11.6156, 23.1132, 46.1084, 92.0988, 184.0796, 368.0412], abs=1e-4)
-    assert found["figure_2"]["attention_printed"] == pytest.approx([0.4293, 1.6099, 6.4099, 25.61, 102.4101, 409.6104, 1638.411], abs=1e-4)
+    assert found.lengths == [64, 125, 250, 500, 1000, 2000, 4000]
+    hyper = [919_808 * n + 1_179_648 for n in found.lengths]  # 4dd' + 2d² + 2dd' + 9d a token, 9dd' a sequence
+    printed = [98_304 + 1_024 * n * n + 3 * n for n in found.lengths]  # 6d²/h + 4dN² + 3N
+    assert found.flops["hypermixing"] == hyper and found.flops["attention_printed"] == printed
+    assert found.figure_2["hypermixing"] == pytest.approx([6.0047, 11.6156, 23.1132, 46.1084, 92.0988, 184.0796, 368.0412], abs=1e-4)
+    assert found.figure_2["attention_printed"] == pytest.approx([0.4293, 1.6099, 6.4099, 25.61, 102.4101, 409.6104, 1638.411], abs=1e-4)
 
 
 def test_the_corrected_crossing() -> None:

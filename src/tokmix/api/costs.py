@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokmix.core.checks import is_there
 
 if TYPE_CHECKING:
+    from tokmix.study.cost.paper import PaperTable
     from tokmix.study.cost.stacks import Priced
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -74,8 +75,8 @@ def _results(folders: Sequence[str | Path]) -> Costs:
     from tokmix.study.cost.runs import results
     from tokmix.study.cost.show import result_table
 
-    found = [one.record() for path in folders for one in results(path)]
-    return Costs({"results": found}, result_table(found))
+    found = [one.total() for path in folders for one in results(path)]
+    return Costs({"results": [asdict(one) for one in found]}, result_table(found))
 
 
 def _stacks(
@@ -91,6 +92,7 @@ def _stacks(
     shape = stacks.Shape(dim, vocab, "auto" if feed_forward is None else feed_forward, causal)
     priced = [stacks.Priced(one, lengths, shape, farthest) for one in names]
     found: dict[str, Any] = {"stacks": [one.record() for one in priced]}
+    printed: PaperTable | None = None
     parts, equal = [show.stack_tables(one) for one in priced], True
     if check:
         for one, record in zip(priced, found["stacks"], strict=True):
@@ -102,10 +104,11 @@ def _stacks(
         found["crossings"] = [pair.record() for pair in pairs]
         parts.append(show.pair_lines(pairs))
     if with_paper:
-        found["paper"] = paper.table(paper.Sizes(dim, 2 * dim))
-        parts.append(show.paper_table(found["paper"]))
+        printed = paper.table(paper.Sizes(dim, 2 * dim))
+        found["paper"] = asdict(printed)
+        parts.append(show.paper_table(printed))
     if out is not None:
-        parts.append(f"picture {_draw(out, priced, found)}")
+        parts.append(f"picture {_draw(out, priced, printed)}")
     return Costs(found, "\n\n".join(parts), equal)
 
 
@@ -132,15 +135,15 @@ def _lengths(given: Sequence[int] | None) -> list[int]:
     return sorted(set(found))
 
 
-def _draw(path: str | Path, priced: Sequence[Priced], found: dict[str, Any]) -> Path:
+def _draw(path: str | Path, priced: Sequence[Priced], printed: PaperTable | None) -> Path:
     from tokmix.study.cost import show
 
-    curves: dict[str, Any] = {}
+    curves: dict[str, tuple[Sequence[int], Sequence[int]]] = {}
     for one in priced:
         curves[one.name] = (one.lengths, [sum(cost.matmul for cost in costs) for costs in zip(*one.layers, strict=True)])
     title = "forward pass of all layers, matrix products"
-    if not priced:
-        known, title = found["paper"], "one token-mixing layer, by the HyperMixer paper's formulas"
+    if not priced and printed is not None:
+        title = "one token-mixing layer, by the HyperMixer paper's formulas"
         names = {"hypermixing": "HyperMixing", "attention_printed": "attention, printed", "attention_corrected": "attention, corrected"}
-        curves = {names[name]: (known["lengths"], flops) for name, flops in known["flops"].items()}
+        curves = {names[name]: (printed.lengths, flops) for name, flops in printed.flops.items()}
     return Path(show.draw(path, curves, title))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ DIM, MAX_LEN = 16, 40
 class Case:
     name: str
     causal: bool
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, object] = field(default_factory=dict)
 
     def make(self, dim: int = DIM, max_len: int = MAX_LEN, layer: int = 1, dtype: torch.dtype = torch.float64) -> Mixer:
         """With parameters drawn afresh, so that zero-initialised ones are tested too."""
@@ -42,7 +41,7 @@ class Case:
         return f"{self.name}-{'causal' if self.causal else 'both'}-{given or 'default'}"
 
 
-def other_values(hint: Any, default: Any) -> list[Any]:
+def other_values(hint: object, default: object) -> list[object]:
     """Values of an option worth trying beside its default, from its type alone."""
     if typing.get_origin(hint) is typing.Literal:
         return [value for value in typing.get_args(hint) if value != default]

@@ -7,7 +7,6 @@ the mixer cannot honour is an error, never ignored.
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +33,7 @@ class _LastSegments:
             self.mask, self.version = weakref.ref(mask), mask._version
         return self.segments
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Copies and pickles start afresh: the mask is somebody else's."""
         return _LastSegments, ()
 

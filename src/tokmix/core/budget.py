@@ -65,4 +65,4 @@ def _hidden_unit(config: ModelConfig) -> int:
     specs = [spec for spec in stack.parse(config.stack) if _has_hidden(spec)]
     if not specs:
         raise ValueError(f"{config.stack!r} has no feed-forward and no mixer with a hidden size: there is nothing to resize")
-    return math.lcm(*(spec.options.get("heads", 1) for spec in specs))
+    return math.lcm(*(spec.integer("heads") for spec in specs))

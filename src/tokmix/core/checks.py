@@ -76,8 +76,6 @@ def typed(what: str, given: object, hint: object) -> None:
 
 def _fits(given: object, hint: object) -> bool:
     origin = typing.get_origin(hint)
-    if hint is typing.Any:
-        return True
     if origin is typing.Literal:
         return any(given == known and type(given) is type(known) for known in typing.get_args(hint))
     if origin in (typing.Union, types.UnionType):

@@ -12,7 +12,7 @@ import math
 import re
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -240,19 +240,19 @@ def options(name: str) -> dict[str, inspect.Parameter]:
     return {key: value for key, value in parameters.items() if key not in ("self", "dim", "causal", "max_len", "layer")}
 
 
-def check_options(name: str, given: dict[str, Any]) -> None:
+def check_options(name: str, given: Mapping[str, object]) -> None:
     known = options(name)
     hints = typing.get_type_hints(mixer_class(name).__init__)
     for key, value in given.items():
         if key not in known:
             names = ", ".join(known) or "none"
             raise ValueError(f"mixer {name!r} has no option {key!r}; its options: {names}{checks.nearest(key, known)}")
-        checks.typed(f"option {key} of mixer {name!r}: {key}", value, hints.get(key, Any))
+        checks.typed(f"option {key} of mixer {name!r}: {key}", value, hints.get(key, object))
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"option {key} of mixer {name!r}: {key}={value} should be a finite number")
 
 
-def create(name: str, dim: int, *, causal: bool, max_len: int, layer: int = 0, **own: Any) -> Mixer:
+def create(name: str, dim: int, *, causal: bool, max_len: int, layer: int = 0, **own: object) -> Mixer:
     """A mixer by its registry name. `layer` is its place among its kind in a stack, from 0."""
     cls = mixer_class(name)
     check_options(name, own)

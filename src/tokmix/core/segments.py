@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from operator import index
-from typing import Any, NamedTuple
+from typing import NamedTuple, SupportsIndex
 
 import torch
 import torch.nn.functional as F
@@ -120,21 +120,21 @@ def check_segments(given: object) -> None:
         raise ValueError(f"segments should be a tokmix.Segments, such as Segments.from_mask(mask), not a {type(given).__name__}")
 
 
-def _plain(lengths: Any) -> Any:
+def _plain(lengths: object) -> object:
     """Tensors and arrays, also inside of lists, as lists and numbers."""
     if hasattr(lengths, "tolist"):
         return lengths.tolist()
     return [_plain(n) for n in lengths] if isinstance(lengths, Iterable) and not isinstance(lengths, str) else lengths
 
 
-def _whole(what: str, given: Any) -> int:
+def _whole(what: str, given: SupportsIndex) -> int:
     try:
         return index(given)
     except TypeError:
         raise ValueError(f"{what}={given!r} should be a whole number") from None
 
 
-def _tensor(what: str, given: Any) -> Tensor:
+def _tensor(what: str, given: object) -> Tensor:
     try:
         return torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError):

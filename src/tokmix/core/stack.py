@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import itertools
 from dataclasses import dataclass, field
-from typing import Any
 
 MOST_LAYERS = 10_000
 SEARCHED = 100  # layers whose shortest text is looked for among all, which takes time by the cube of their number
@@ -20,7 +19,12 @@ class Spec:
     """One mixer of a stack: its registry name and its own options."""
 
     name: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, object] = field(default_factory=dict)
+
+    def integer(self, name: str, default: int = 1) -> int:
+        value = self.options.get(name, default)
+        assert isinstance(value, int)
+        return value
 
     def __str__(self) -> str:
         given = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
@@ -68,7 +72,7 @@ def _repeat(node: ast.BinOp, text: str) -> list[Spec]:
     return inner * times
 
 
-def _options(call: ast.Call, text: str) -> dict[str, Any]:
+def _options(call: ast.Call, text: str) -> dict[str, object]:
     given = {}
     if call.args:
         raise ValueError(f"stack {text!r}: options are given by name, as in heads=8, not {ast.unparse(call.args[0])!r}")

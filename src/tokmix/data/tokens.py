@@ -36,7 +36,7 @@ class TokenSplit:
         self.shard_tokens = card.shard_tokens
         self._maps: dict[str, np.ndarray] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return TokenSplit, (self.folder, self.name, self.card)
 
     def __len__(self) -> int:

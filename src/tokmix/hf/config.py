@@ -153,7 +153,7 @@ class TokmixConfig(PreTrainedConfig):
         """Of the first mixer that has heads; 1 where none has."""
         for spec in stack.parse(self.stack):
             if "heads" in (known := options(spec.name)):
-                return int(spec.options.get("heads", known["heads"].default))
+                return spec.integer("heads", known["heads"].default)
         return 1
 
     @property

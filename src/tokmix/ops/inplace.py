@@ -4,10 +4,12 @@ in place. The same formulas as in the kernels of `shift_mix` and `short_conv`; i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from tokmix.ops.fast_call import Context
 
 Stretch = tuple[int, int]  # of rows: the first one, and their number
 
@@ -31,9 +33,13 @@ def _cut(x: Tensor, stretch: Stretch) -> Tensor:
     return x.narrow(1, *stretch)
 
 
+class _Kept(Context, Protocol):
+    distances: tuple[int, ...]
+
+
 class _Weighted(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, distances: tuple[int, ...], *weights: Tensor) -> Tensor:
+    def forward(ctx: _Kept, x: Tensor, distances: tuple[int, ...], *weights: Tensor) -> Tensor:
         ctx.save_for_backward(x, *weights)
         ctx.distances = distances
         y = x * weights[0]
@@ -42,7 +48,7 @@ class _Weighted(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _Kept, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, *weights = ctx.saved_tensors
         pairs = _pairs(ctx.distances, x.shape[1])
         dx = None

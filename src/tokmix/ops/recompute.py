@@ -1,18 +1,20 @@
-"""Memory for time: what a function made inside is made again in the backward pass, and not kept until then."""
+"""Saves memory for time: intermediate results are recomputed in the backward pass instead of being kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar, cast
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from tokmix.ops.dispatch import transformed
 
+Result = TypeVar("Result")
 
-def recomputed(body: Callable[..., Any], *given: Any) -> Any:
-    """body(*given). Under torch.func and forward-mode differentiation everything is kept: torch 2.11's checkpoints know no tangents."""
+
+def recomputed(body: Callable[..., Result], *given: object) -> Result:
+    """body(*given). Everything is kept under torch.func and forward-mode differentiation, which torch's checkpoints do not support."""
     if not torch.is_grad_enabled() or transformed():
         return body(*given)
-    return checkpoint(body, *given, use_reentrant=False, preserve_rng_state=False)
+    return cast(Result, checkpoint(body, *given, use_reentrant=False, preserve_rng_state=False))

@@ -6,10 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 INK, GREY = "#222222", "#8a8a8a"
 PICTURES = (".png", ".svg", ".pdf")
@@ -46,7 +52,7 @@ def check_picture(out: str | Path) -> None:
         raise ValueError(f"{path} exists already; nothing is overwritten: name another file, or remove it")
 
 
-def figure(width: float, height: float) -> Any:
+def figure(width: float, height: float) -> Figure:
     """A matplotlib figure that draws to memory and leaves the user's own backend alone."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -76,7 +82,7 @@ def mixing_maps(
 
 def mixing_page(
     maps: Sequence[Map], signal: Tensor, target: Tensor, spans: Sequence[Span] = (), groups: Sequence[str] = (), title: str = ""
-) -> Any:
+) -> Figure:
     """One column a map: what the model made of the signal, and who reads whom, with the signal along both axes."""
     page = figure(4.3 * len(maps) + 0.6, 6.4)
     outer = page.add_gridspec(1, len(maps), left=0.05, right=0.985, top=0.86, bottom=0.075, wspace=0.16)
@@ -93,7 +99,7 @@ def mixing_page(
     return page
 
 
-def _result(axes: Any, shown: Map, signal: Tensor, target: Tensor, spans: Sequence[Span]) -> None:
+def _result(axes: Axes, shown: Map, signal: Tensor, target: Tensor, spans: Sequence[Span]) -> None:
     """Input, target and output, over each other."""
     axes.fill_between(range(len(signal)), signal.tolist(), color=GREY, alpha=0.3, linewidth=0, step="mid")
     axes.plot(target.tolist(), color=INK, linewidth=1.0, linestyle=(0, (3, 2)))
@@ -106,7 +112,7 @@ def _result(axes: Any, shown: Map, signal: Tensor, target: Tensor, spans: Sequen
     axes.text(0, 1.04, shown.note, transform=axes.transAxes, fontsize=8, color=GREY)
 
 
-def _strip(axes: Any, signal: Tensor, spans: Sequence[Span], upright: bool) -> None:
+def _strip(axes: Axes, signal: Tensor, spans: Sequence[Span], upright: bool) -> None:
     """The signal along an axis of the map, its spans in their groups' colours."""
     colours = [GREY] * len(signal)
     for span in spans:
@@ -122,7 +128,7 @@ def _strip(axes: Any, signal: Tensor, spans: Sequence[Span], upright: bool) -> N
     axes.spines[:].set_visible(False)
 
 
-def _image(axes: Any, weights: Tensor, spans: Sequence[Span]) -> None:
+def _image(axes: Axes, weights: Tensor, spans: Sequence[Span]) -> None:
     """Frames show where a shape reads a shape of its own group."""
     from matplotlib.patches import Rectangle
 
@@ -144,11 +150,11 @@ def _bright(weights: Tensor) -> float:
     return max(float(others.float().quantile(0.995)), 1e-12)
 
 
-def _legend(page: Any, groups: Sequence[str]) -> None:
+def _legend(page: Figure, groups: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Any] = [Patch(color=COLOURS[g], label=name) for g, name in enumerate(groups)]
+    handles: list[Artist] = [Patch(color=COLOURS[g], label=name) for g, name in enumerate(groups)]
     handles += [
         Patch(color=GREY, alpha=0.3, label="input"),
         Line2D([], [], color=INK, linewidth=1.0, linestyle=(0, (3, 2)), label="target"),
@@ -157,7 +163,7 @@ def _legend(page: Any, groups: Sequence[str]) -> None:
     page.legend(handles=handles, loc="upper right", bbox_to_anchor=(0.985, 0.995), ncol=len(handles), frameon=False, fontsize=8)
 
 
-def log_ticks(axis: Any) -> None:
+def log_ticks(axis: Axis) -> None:
     """Few enough to be read, on an axis with a log scale: where it spans less than a decade, matplotlib labels every step."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 

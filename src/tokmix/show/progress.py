@@ -6,7 +6,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
 
 Advance = Callable[[int], None]
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
@@ -24,7 +27,7 @@ def silent() -> Iterator[None]:
 
 class Progress:
     def __init__(self, shown: bool | None = None):
-        self._bars: Any = None
+        self._bars: Bars | None = None
         if shown or (shown is None and sys.stderr.isatty() and not _silent.get()):
             self._bars = _bars()
 
@@ -43,13 +46,14 @@ class Progress:
         if self._bars is None:
             yield lambda n: None
             return
-        bar = self._bars.add_task(name, total=total)
-        yield lambda n: self._bars.advance(bar, n)
-        task = self._bars.tasks[bar]
-        self._bars.update(bar, total=max(task.completed, 1), completed=max(task.completed, 1))
+        bars = self._bars
+        bar = bars.add_task(name, total=total)
+        yield lambda n: bars.advance(bar, n)
+        task = bars.tasks[bar]
+        bars.update(bar, total=max(task.completed, 1), completed=max(task.completed, 1))
 
 
-def _bars() -> Any:
+def _bars() -> Bars | None:
     try:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn

@@ -6,7 +6,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -116,8 +116,8 @@ class Task(ABC):
 
     def variations(self) -> list[Task]:
         """These settings, then those with one factor changed; the score of a task is the mean accuracy over all of them."""
-        changes: list[dict[str, Any]] = [{name: value} for name, values in self.varied.items() for value in values]
-        return [self, *(replace(self, **change) for change in changes)]
+        changes = [{name: value} for name, values in self.varied.items() for value in values]
+        return [self, *(replace(self, **change) for change in changes)]  # type: ignore[arg-type]  # a field's name and its value
 
     def show(self, data: Examples, row: int = 0) -> str:
         """Two lines: the inputs of a row, and below each what is asked there."""

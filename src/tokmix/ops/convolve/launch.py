@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -11,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from tokmix.ops.convolve import PIECE
 from tokmix.ops.convolve.kernels import sliding_window as kernels
 from tokmix.ops.dispatch import INTERPRETED
-from tokmix.ops.fast_call import on_its_device
+from tokmix.ops.fast_call import Context, on_its_device
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
 ROWS, SUM = (64, 256) if not INTERPRETED else (256, 4096)  # tokens of a tile, numbers of a sum
@@ -60,14 +58,14 @@ def _weigh(x: Tensor, dy: Tensor, gate: Tensor | None, K: int) -> tuple[Tensor, 
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
         y = _slide(x, None, weight, bias, relu)
         ctx.save_for_backward(x, weight, y if relu else None)
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, gate = ctx.saved_tensors
         dy = dy.contiguous()
         dx = _slide(dy, gate, weight, None, False) if ctx.needs_input_grad[0] else None

@@ -6,13 +6,13 @@ than the products that make them; made again in the backward pass they cost one 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokmix.ops.fast_call import unwatched
+from tokmix.ops.fast_call import Context, unwatched
 
 LONGEST = 64  # tokens beyond which making a state again costs more than reading it
 WORTH = 2**25  # bytes of all hidden states: fewer are in the caches anyway
@@ -39,16 +39,20 @@ def mix(w_in: Tensor, w_out: Tensor, values: Tensor, scale: Tensor | None) -> Te
     return y
 
 
+class _Kept(Context, Protocol):
+    at_once: int
+
+
 class _Mix(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, w_in: Tensor, w_out: Tensor, values: Tensor, at_once: int) -> Tensor:
+    def forward(ctx: _Kept, w_in: Tensor, w_out: Tensor, values: Tensor, at_once: int) -> Tensor:
         ctx.save_for_backward(w_in, w_out, values)
         ctx.at_once = at_once
         parts = zip(w_in.split(at_once), w_out.split(at_once), values.split(at_once), strict=True)
         return torch.cat([out @ F.gelu(into.mT @ v) for into, out, v in parts])
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: _Kept, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         given = (*ctx.saved_tensors, dy)
         parts = zip(*(one.split(ctx.at_once) for one in given), strict=True)
         d_in, d_out, d_values = zip(*(_pull(*part) for part in parts), strict=True)

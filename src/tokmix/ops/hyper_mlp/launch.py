@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from triton.runtime import JITFunction
 from triton.runtime.errors import OutOfResources
 
 from tokmix.ops.hyper_mlp.kernels import forward as kernels
@@ -16,7 +17,7 @@ SIDE = 64  # queries, and keys, of a tile
 WIDEST = (256, 64)  # columns of v that a program holds: of 16-bit numbers, of float32
 # Warps and pipeline stages of a program: the fastest on an H200.
 SUMS, OUTPUT = (4, 3), (8, 3)
-FITTED: dict[tuple[Any, ...], tuple[int, int]] = {}  # stages and columns that a kernel was found to have room for
+FITTED: dict[tuple[object, ...], tuple[int, int]] = {}  # stages and columns that a kernel was found to have room for
 
 
 class Parts(NamedTuple):
@@ -69,19 +70,21 @@ class LaunchSizes:
         # float16 would lose what is smaller than its range.
         how = {torch.bfloat16: ("bf16", "bf16", "bf16x3"), torch.float16: ("fp16", "tf32", "tf32x3"), torch.float32: (fine, fine, fine)}
         self.values, self.loose, careful = how[v.dtype]
-        self.constants: dict[str, Any] = {
+        self.constants: dict[str, int | bool | str] = {
             "E": self.e, "EP": padded(self.e), "F": self.f, "FP": min(padded(self.f), WIDEST[v.dtype == torch.float32]),
             "R1": first.rank, "RP1": padded(first.rank), "R2": second.rank, "RP2": padded(second.rank),
             "SIDE": SIDE, "GLU": self.score_heads == 2 * self.H, "LAG": lag,
             "VALUES": self.values, "LOOSE": self.loose, "CAREFUL": careful,
         }  # fmt: skip
 
-    def launch(self, kernel: Any, settings: tuple[int, int], grid: Callable[[int], tuple[int, ...]], *given: Any, **more: Any) -> None:
+    def launch(
+        self, kernel: JITFunction, settings: tuple[int, int], grid: Callable[[int], tuple[int, ...]], *given: object, **more: int | str
+    ) -> None:
         """grid: programs, if each takes that many columns of v. Where a program finds no room on a multiprocessor, fewer
         stages do, or fewer columns; what fitted is remembered."""
         constants = {name: value for name, value in (self.constants | more).items() if name in kernel.arg_names}
         known = (kernel, settings, *constants.values())
-        stages, columns = FITTED.get(known, (settings[1], constants.get("FP", 16)))
+        stages, columns = FITTED.get(known, (settings[1], int(constants.get("FP", 16))))
         while True:
             if "FP" in constants:
                 constants["FP"] = columns

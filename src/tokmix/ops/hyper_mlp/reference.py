@@ -8,7 +8,7 @@ w    = R2(a),  o_t = Σ_j w_tj v_j
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +68,7 @@ def hyper_mlp(
     for begin in range(0, L, CHUNK):  # a piece of queries needs no later key: half of the work, and less memory
         end = min(begin + CHUNK, L)
         banks = [None if x is None else x._replace(control=x.control[:, :, begin:end]) for x in (first, second)]
-        given: tuple[Any, ...] = (q[:, :, begin:end], k[:, :, :end], v[:, :, :end], at[:, begin:end], *banks, lag, limit)
+        given = (q[:, :, begin:end], k[:, :, :end], v[:, :, :end], at[:, begin:end], *banks, lag, limit)
         # Scores are computed again for the gradient, so that those of one piece at a time exist.
         pieces.append(recomputed(_rows, *given))
     return torch.cat(pieces, dim=2)

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -32,7 +31,7 @@ class Check:
     def equal(self) -> bool:
         return self.forward == self.forward_counted and self.training == self.training_counted
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, int | bool]:
         return {**self.__dict__, "equal": self.equal}
 
 

@@ -13,7 +13,6 @@ Figure 2 draws the printed formulas over 1e7; its axis is off by ten.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tokmix.core.checks import at_least
 from tokmix.core.mixer import GELU, SOFTMAX
@@ -62,16 +61,21 @@ def crossings(sizes: Sizes) -> dict[str, int | None]:
     return found
 
 
-def table(sizes: Sizes, lengths: tuple[int, ...] = FIGURE_2) -> dict[str, Any]:
+@dataclass(frozen=True)
+class PaperTable:
     """Each formula at the lengths of Figure 2, in FLOPs and as the figure draws them."""
+
+    dim: int
+    hidden: int
+    heads: int
+    lengths: list[int]
+    flops: dict[str, list[int]]  # of each formula, by length
+    figure_2: dict[str, list[float]]
+    hypermixing_costs_less_from: dict[str, int | None]
+
+
+def table(sizes: Sizes, lengths: tuple[int, ...] = FIGURE_2) -> PaperTable:
     formulas = {"hypermixing": hypermixing, "attention_printed": attention_printed, "attention_corrected": attention_corrected}
     flops = {name: [formula(n, sizes) for n in lengths] for name, formula in formulas.items()}
-    return {
-        "dim": sizes.dim,
-        "hidden": sizes.hidden,
-        "heads": sizes.heads,
-        "lengths": list(lengths),
-        "flops": flops,
-        "figure_2": {name: [value / UNIT for value in flops[name]] for name in ("hypermixing", "attention_printed")},
-        "hypermixing_costs_less_from": crossings(sizes),
-    }
+    figure_2 = {name: [value / UNIT for value in flops[name]] for name in ("hypermixing", "attention_printed")}
+    return PaperTable(sizes.dim, sizes.hidden, sizes.heads, list(lengths), flops, figure_2, crossings(sizes))

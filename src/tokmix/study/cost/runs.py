@@ -6,7 +6,7 @@ Of several runs H counts them, D is the mean number of examples read, E the mean
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +19,69 @@ NEEDED = ("flops_training", "examples", "seconds")
 
 
 @dataclass(frozen=True)
+class RunCost:
+    """The cost of one run, as its record holds it."""
+
+    flops_training: float  # matrix products, forward and backward, of the mean example read
+    examples: float
+    seconds: float
+    peak_memory_bytes: float | None = None
+    peak_memory_of: str | None = None
+    energy_joules: float | None = None
+    energy_source: str | None = None
+
+    @classmethod
+    def read(cls, record: object) -> RunCost | None:
+        """From a record of any version; None where what Cost(R) needs is missing."""
+        if not isinstance(record, dict) or not all(isinstance(record.get(name), (int, float)) for name in NEEDED):
+            return None
+        values: dict[str, Any] = {field.name: record.get(field.name) for field in fields(cls)}
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Total:
+    """Cost(R) of one result."""
+
+    result: str
+    flops_training: float  # E
+    examples: float  # D
+    trials: int  # H
+    without_record: int  # of the trials
+    flops: float
+    seconds: float
+    peak_memory_bytes: float | None
+    peak_memory_of: str | None
+    energy_joules: float | None  # None where a run has none
+    energy_source: str
+
+
+@dataclass(frozen=True)
 class Result:
     """One result and the costs of the runs it took; None for a run that left no record of its cost."""
 
     name: str
-    costs: Sequence[dict[str, Any] | None]
+    costs: Sequence[RunCost | None]
 
-    @property
-    def known(self) -> list[dict[str, Any]]:
-        return [cost for cost in self.costs if cost is not None]
-
-    def record(self) -> dict[str, Any]:
-        known = self.known
-        examples = sum(cost["examples"] for cost in known)
-        flops = sum(cost["flops_training"] * cost["examples"] for cost in known)
-        peaks = [cost["peak_memory_bytes"] for cost in known if cost.get("peak_memory_bytes") is not None]
-        joules = [cost.get("energy_joules") for cost in known]
-        sources = sorted({cost.get("energy_source") or NOT_MEASURED for cost in known})
-        measured = bool(known) and all(one is not None for one in joules)
-        return {
-            "result": self.name,
-            "flops_training": flops / examples if examples else 0,
-            "examples": examples / len(known) if known else 0,
-            "trials": len(self.costs),
-            "without_record": len(self.costs) - len(known),
-            "flops": flops,
-            "seconds": sum(cost["seconds"] for cost in known),
-            "peak_memory_bytes": max(peaks, default=None),
-            "peak_memory_of": " and ".join(sorted({cost["peak_memory_of"] for cost in known if cost.get("peak_memory_of")})) or None,
-            "energy_joules": sum(one for one in joules if one is not None) if measured else None,
-            "energy_source": " and ".join(sources) if measured else NOT_MEASURED,
-        }
+    def total(self) -> Total:
+        known = [cost for cost in self.costs if cost is not None]
+        examples = sum(cost.examples for cost in known)
+        flops = sum(cost.flops_training * cost.examples for cost in known)
+        joules = [cost.energy_joules for cost in known if cost.energy_joules is not None]
+        measured = bool(known) and len(joules) == len(known)
+        return Total(
+            result=self.name,
+            flops_training=flops / examples if examples else 0,
+            examples=examples / len(known) if known else 0,
+            trials=len(self.costs),
+            without_record=len(self.costs) - len(known),
+            flops=flops,
+            seconds=sum(cost.seconds for cost in known),
+            peak_memory_bytes=max((cost.peak_memory_bytes for cost in known if cost.peak_memory_bytes is not None), default=None),
+            peak_memory_of=" and ".join(sorted({cost.peak_memory_of for cost in known if cost.peak_memory_of})) or None,
+            energy_joules=sum(joules) if measured else None,
+            energy_source=" and ".join(sorted({cost.energy_source or NOT_MEASURED for cost in known})) if measured else NOT_MEASURED,
+        )
 
 
 def is_result(path: str | Path) -> bool:
@@ -68,36 +100,31 @@ def results(path: str | Path) -> list[Result]:
         trials = _listed(folder / TUNE, known, "trials")
         if not trials:
             raise ValueError(f"{folder / TUNE} has no finished trial yet")
-        return [Result(f"{folder}: {len(trials)} trials", [_known(trial.get("cost")) for trial in trials])]
+        return [Result(f"{folder}: {len(trials)} trials", [RunCost.read(trial.get("cost")) for trial in trials])]
     from tokmix.training import model_folder  # with packages that a stack's cost does not need
 
     place = model_folder.find(folder)
     record = _read(place / RECORD)
-    if _known(record.get("cost")) is None:
+    cost = RunCost.read(record.get("cost"))
+    if cost is None:
         raise ValueError(f"{place / RECORD} does not hold {', '.join(NEEDED)}: it was written by an older tokmix, or is damaged")
     stack = record.get("model", {}).get("stack", "")
-    return [Result(f"{folder}: {stack}" if stack else str(folder), [record["cost"]])]
+    return [Result(f"{folder}: {stack}" if stack else str(folder), [cost])]
 
 
 def _compared(folder: Path) -> list[Result]:
     """One result an entry and fraction: its seeds."""
     path = folder / COMPARE
-    groups: dict[str, list[dict[str, Any] | None]] = {}
+    groups: dict[str, list[RunCost | None]] = {}
     for run in _listed(path, _read(path), "runs"):
         name = f"{run.get('entry')} at {100 * float(run.get('fraction', 1)):g} %"
         cost = run.get("cost")
         if run.get("state") == "finished" and isinstance(cost, dict) and cost.get("flops_training") is None:
             continue  # a bag of words: no FLOPs are counted for it
-        groups.setdefault(name, []).append(_known(cost))
+        groups.setdefault(name, []).append(RunCost.read(cost))
     if not groups:
         raise ValueError(f"{path} has no run yet")
     return [Result(name, costs) for name, costs in groups.items()]
-
-
-def _known(cost: Any) -> dict[str, Any] | None:
-    """A cost with all that is needed, else None."""
-    complete = isinstance(cost, dict) and all(isinstance(cost.get(name), (int, float)) for name in NEEDED)
-    return cost if complete else None
 
 
 def _listed(path: Path, known: dict[str, Any], name: str) -> list[dict[str, Any]]:

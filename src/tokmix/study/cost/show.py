@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tokmix.core.mixer import Cost
 from tokmix.study.cost import paper
 from tokmix.study.cost.counter import Check
 from tokmix.study.cost.crossing import sentence
+from tokmix.study.cost.runs import Total
 from tokmix.study.cost.stacks import Pair, Priced
 from tokmix.study.summary import table
+
+Row = tuple[str, str, list[int]]  # layer, mixer, FLOPs by length
 
 
 def short(number: float) -> str:
@@ -29,18 +31,18 @@ def stack_tables(priced: Priced) -> str:
     way = "causal" if config.causal else "bidirectional"
     head = f"{priced.name}: width {config.dim}, feed-forward {config.feed_forward}, {way}, vocabulary {config.vocab:,}"
     example, token = ["matrix products, forward, FLOPs an example"], ["FLOPs a token"]
-    each = [[group.places, group.mixer, [cost.matmul for cost in group.each]] for group in priced.groups]
-    rows: list[list[Any]] = [*each, ["output", "", [cost.matmul for cost in priced.output]]]
-    rows.append(["all", "", [cost.matmul for cost in priced.total]])
-    rows.append(["all", "forward and backward", [cost.training for cost in priced.total]])
-    rows.append(["all", "element by element, about", [cost.pointwise for cost in priced.total]])
+    each: list[Row] = [(group.places, group.mixer, [cost.matmul for cost in group.each]) for group in priced.groups]
+    rows = [*each, ("output", "", [cost.matmul for cost in priced.output])]
+    rows.append(("all", "", [cost.matmul for cost in priced.total]))
+    rows.append(("all", "forward and backward", [cost.training for cost in priced.total]))
+    rows.append(("all", "element by element, about", [cost.pointwise for cost in priced.total]))
     example.append(_by_length(priced.lengths, rows, per_token=False))
     token.append(_by_length(priced.lengths, rows, per_token=True))
     notes = _notes(priced.total[-1], priced.lengths[-1])
     return "\n".join([head, *example, "", *token, *notes])
 
 
-def _by_length(lengths: Sequence[int], rows: Sequence[Sequence[Any]], per_token: bool) -> str:
+def _by_length(lengths: Sequence[int], rows: Sequence[Row], per_token: bool) -> str:
     shown = [["layer", "mixer", *(f"{n:,}" for n in lengths)]]
     for place, mixer, values in rows:
         shown.append([place, mixer, *(short(v / n if per_token else v) for v, n in zip(values, lengths, strict=True))])
@@ -74,15 +76,15 @@ def pair_lines(pairs: Sequence[Pair]) -> str:
     return "\n".join([f"crossing, every length from 1 to {farthest:,} looked at (all layers, without the output):", *lines])
 
 
-def paper_table(found: dict[str, Any]) -> str:
-    flops, figure, starts = found["flops"], found["figure_2"], found["hypermixing_costs_less_from"]
+def paper_table(found: paper.PaperTable) -> str:
+    flops, figure, starts = found.flops, found.figure_2, found.hypermixing_costs_less_from
     rows = [["N", "HyperMixing", "attention, printed", "attention, corrected", "Figure 2: HyperMixer", "Figure 2: Transformer"]]
-    for place, n in enumerate(found["lengths"]):
+    for place, n in enumerate(found.lengths):
         numbers = [f"{flops[name][place]:,}" for name in ("hypermixing", "attention_printed", "attention_corrected")]
         rows.append([f"{n:,}", *numbers, *(f"{figure[name][place]:.3f}" for name in ("hypermixing", "attention_printed"))])
     lines = [
-        f"the HyperMixer paper's formulas, one token-mixing layer, d = {found['dim']}, d' = {found['hidden']}, attention of"
-        f" {found['heads']} heads, HyperMixing of one, tied, textbook form",
+        f"the HyperMixer paper's formulas, one token-mixing layer, d = {found.dim}, d' = {found.hidden}, attention of"
+        f" {found.heads} heads, HyperMixing of one, tied, textbook form",
         "HyperMixing           d (4 N d' + 9 d') + N (2 d² + 2 d d' + 9 d)",
         "attention, printed    6 h (d/h)² + 2 h (d/h) N² + 3 N + 2 d N²",
         "attention, corrected  8 N d² + 4 d N² + 4 h N²",
@@ -95,19 +97,19 @@ def paper_table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def result_table(results: Sequence[dict[str, Any]]) -> str:
+def result_table(results: Sequence[Total]) -> str:
     from tokmix.training.report import clock
 
     rows = [["result", "E: FLOPs an example", "D: examples", "H: trials", "Cost(R) = E·D·H", "time", "peak memory", "energy"]]
     for one in results:
-        peak, joules = one["peak_memory_bytes"], one["energy_joules"]
-        least = "at least " if one["without_record"] else ""
+        peak, joules = one.peak_memory_bytes, one.energy_joules
+        least = "at least " if one.without_record else ""
         rows.append(
             [
-                one["result"], f"{round(one['flops_training']):,}", f"{round(one['examples']):,}", str(one["trials"]),
-                f"{least}{one['flops']:.3e}", clock(one["seconds"]),
-                "not measured" if peak is None else f"{peak / 2**20:,.0f} MiB ({one['peak_memory_of']})",
-                "not measured" if joules is None else f"{joules:,.1f} J ({one['energy_source']})",
+                one.result, f"{round(one.flops_training):,}", f"{round(one.examples):,}", str(one.trials),
+                f"{least}{one.flops:.3e}", clock(one.seconds),
+                "not measured" if peak is None else f"{peak / 2**20:,.0f} MiB ({one.peak_memory_of})",
+                "not measured" if joules is None else f"{joules:,.1f} J ({one.energy_source})",
             ]
         )  # fmt: skip
     lines = [
@@ -115,9 +117,9 @@ def result_table(results: Sequence[dict[str, Any]]) -> str:
         "E: matrix products, forward and backward, of the mean example read; D: examples read, repeats counted; H: runs it took",
     ]
     lines += [
-        f"{one['result']}: {one['without_record']} of {one['trials']} left no record of their cost and are not in the sums"
+        f"{one.result}: {one.without_record} of {one.trials} left no record of their cost and are not in the sums"
         for one in results
-        if one["without_record"]
+        if one.without_record
     ]
     return "\n".join(lines)
 

@@ -129,6 +129,8 @@ def _table(rows: list[list[str]]) -> str:
 def draw(path: Path, found: dict[str, Any], say: Callable[[str], None]) -> Path | None:
     """Mean of the best of n, with its spread, by both ways."""
     try:
+        from matplotlib.ticker import MaxNLocator
+
         from tokmix.show.plots import COLOURS, GREY, INK, figure
 
         page = figure(7, 4)
@@ -144,7 +146,7 @@ def draw(path: Path, found: dict[str, Any], say: Callable[[str], None]) -> Path 
     axes.axhline(found["chance"], color=GREY, linewidth=0.8, linestyle=(0, (3, 2)), label="chance")
     axes.set_xlabel("trials", color=INK)
     axes.set_ylabel(f"expected {found['metric']} of the best", color=INK)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=GREY)
     axes.legend(framealpha=0.9, edgecolor="none", fontsize=8)
