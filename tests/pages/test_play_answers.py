@@ -24,7 +24,8 @@ from tests.serving import GOOD, SHORT, Server, lines
 from tokmix import Model, generate
 from tokmix.pages.play.app import _texts as texts_of
 from tokmix.pages.play.ask import MAX_NEW, TEXT
-from tokmix.pages.play.engine import MAP_TOKENS, Engine, attention_config
+from tokmix.pages.play.engine import MAP_TOKENS, WORDS, Engine, attention_config
+from tokmix.study.explain.words import attribute
 from tokmix.training import model_folder
 from tokmix.training.generate import stream
 from tokmix.training.predict import Predictor
@@ -59,6 +60,20 @@ def test_maps_are_labelled_and_bounded(films: Server) -> None:
     assert long["maps"][0]["estimate"] and "estimate" in long["maps"][0]["title"]
     status, _, said = films.ask("/api/map", {"text": "day " * MAP_TOKENS})
     assert status == 422 and f"at most {MAP_TOKENS}" in json.loads(said)["error"]
+
+
+def test_the_words_of_a_text_carry_what_they_did(films: Server, writer: Server, folder: Path) -> None:
+    found = films.get("/api/words", GOOD)
+    (row,) = found["texts"]
+    assert "".join(one["text"] for one in row) == GOOD["text"]
+    told = {one["text"]: one["effect"] for one in row if one["effect"] is not None}
+    known = attribute(model_folder.load(folder / "films"), [GOOD["text"]])
+    assert told == pytest.approx({word.text: word.effect for word in known.words}, abs=1e-4) and list(told) == ["a", "fine", "film"]
+    assert found["answer"] == known.answer and max(abs(one["share"]) for one in row) == 1
+    status, _, said = films.ask("/api/words", {"text": "day " * (WORDS + 1)})
+    assert status == 422 and f"leave out {WORDS} of them" in json.loads(said)["error"]
+    status, _, said = writer.ask("/api/words", GOOD)
+    assert status == 422 and "a model for lm" in json.loads(said)["error"]
 
 
 def test_a_model_of_pairs_asks_for_two_texts(tmp_path: Path) -> None:
@@ -129,6 +144,8 @@ def test_the_page_of_a_classifier(browser: Any, films: Server, size: tuple[int, 
         assert page.inner_text("#answer-title") in ("good", "bad") and page.locator(".bar").count() == 2
         shares = [float(share) for share in page.locator(".bar .share").all_inner_texts()]
         assert sum(shares) == pytest.approx(1, abs=1e-3) and shares[0] >= shares[1]
+        assert page.locator("#words span").all_inner_texts() == ["a", "fine", "<", "b", ">", "film", "<", "/", "b", ">"]
+        assert "words for" in page.inner_text("#why-lines")
         assert "untrained attention" in page.inner_text("#took") and " ms" in page.inner_text("#took")
         page.locator("#map canvas").hover(position={"x": 3, "y": 3})
         assert page.inner_text("#map .tip").startswith("[CLS] (1) reads [CLS] (1)")
@@ -143,6 +160,9 @@ def test_the_page_of_a_classifier(browser: Any, films: Server, size: tuple[int, 
         assert page.locator("#map canvas").evaluate("canvas => canvas.toDataURL()") != picture
         page.fill("#text", "")
         page.wait_for_selector("#answer", state="hidden")
+        page.select_option("#example", index=1)
+        page.wait_for_selector("#answer", state="visible")
+        assert page.input_value("#text") and page.input_value("#text").startswith(page.locator("#example option").nth(1).inner_text()[:20])
 
 
 def test_the_page_says_why_there_is_no_map(browser: Any, films: Server) -> None:

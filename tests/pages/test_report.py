@@ -307,6 +307,12 @@ def test_maps_come_from_the_data_or_a_given_text(page: Path, trained: Path, tmp_
         (elsewhere / "model").rename(trained / "model")
 
 
+def test_the_words_that_made_an_answer_are_shaded(page: Path) -> None:
+    shown = page.read_text().split('<section id="words">', 1)[1].split("</section>")[0]
+    assert "Which words made the answer" in shown and shown.count('class="for"') + shown.count('class="against"') >= 2
+    assert "--share: 100%" in shown and "words for" in shown
+
+
 # --- in a browser --------------------------------------------------------------------------------------------------------------
 
 

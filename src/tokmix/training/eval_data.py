@@ -146,3 +146,12 @@ def choose_split(files: TokenFiles, asked: str | None) -> TokenSplit:
         return files[asked]
     order = [name for name in ("test", "valid", "train") if name in files]
     return files[order[0]]
+
+
+def data_beside(trained: Trained) -> TokenFiles | None:
+    """The data that a model was trained on, where it lies beside its folder, tokenized as the model reads."""
+    for place in (trained.folder, *trained.folder.resolve().parents[:3]):  # a run, or one of several of a comparison or search
+        if is_prepared(place / "data"):
+            files = TokenFiles(place / "data")
+            return files if files.card.tokenizer["sha256"] == trained.record["tokenizer"].get("sha256") else None
+    return None

@@ -105,6 +105,12 @@ def create(engine: Engine, hosts: Sequence[str] | None = None) -> FastAPI:
         with requests.one():
             return JSONResponse(await _compute(lambda: engine.predict(_texts(engine, given))))
 
+    @app.post("/api/words")
+    async def words(request: Request) -> Response:
+        given = await ask.read(request, ask.PREDICT)
+        with requests.one():
+            return JSONResponse(await _compute(lambda: engine.words(_texts(engine, given))))
+
     @app.post("/api/map")
     async def maps(request: Request) -> Response:
         given = await ask.read(request, ask.MAP)

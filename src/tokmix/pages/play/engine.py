@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,11 +21,16 @@ from tokmix.core.seeds import seeded
 from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.prepare.tokenize import Encoder
 from tokmix.study.explain import run as explain
+from tokmix.study.explain.words import WORD, attribute, pieces
+from tokmix.training.baseline import bag_texts
+from tokmix.training.eval_data import data_beside
 from tokmix.training.model_folder import Trained
 from tokmix.training.predict import Predictor
 
 MAP_TOKENS = 96
 MAP_SAMPLES = (4, 16)  # at least, at most: what a pause in typing has time for
+WORDS = 120  # of a text, left out one by one
+EXAMPLES = 30  # rows of the data that are offered
 CONTEXT = 2048  # tokens of a prompt and what follows it
 
 
@@ -92,7 +97,7 @@ class Engine:
     def facts(self) -> dict[str, Any]:
         return {
             "task": self.task, "pair": self.pair, "labels": self.labels, "map_tokens": MAP_TOKENS, "context": CONTEXT,
-            "main": self.players["main"].facts(), "other": self.players["other"].facts(),
+            "main": self.players["main"].facts(), "other": self.players["other"].facts(), "examples": self.examples(),
         }  # fmt: skip
 
     def predict(self, texts: Sequence[str]) -> dict[str, Any]:
@@ -117,6 +122,31 @@ class Engine:
         """Of a model that has nothing to say about a text as a whole: it reads it."""
         player.trained.model(row)
         return {}
+
+    def words(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Which words made the label or the score, as stretches of the text and as lines."""
+        player = self.players["main"]
+        if self.task not in LABELLED:
+            raise ValueError(f"words are shown for classes and scores, and this is a model for {self.task}")
+        words = sum(len(WORD.findall(text)) for text in texts)
+        if words > WORDS:
+            raise ValueError(f"no words are marked: the text has {words:,}, and a page has time to leave out {WORDS} of them one by one")
+        with self.lock:
+            begin = time.perf_counter()
+            found = attribute(player.trained, texts, predictor=player.predictor)
+            took = (time.perf_counter() - begin) * 1000
+        shown = [[asdict(one) for one in row] for row in pieces(texts, found)]
+        return {"answer": found.answer, "texts": shown, "lines": found.lines()[1:], "ms": took}
+
+    def examples(self) -> list[list[str]]:
+        """Rows of the data the model was measured on, where it still lies beside the model."""
+        trained = self.players["main"].trained
+        files = data_beside(trained)
+        if files is None or self.task not in LABELLED:
+            return []
+        split = files[files.splits[-1]]
+        rows = bag_texts(trained.tokenizer, trained.roles, trained.pair, [split.row(i).tolist() for i in range(min(len(split), EXAMPLES))])
+        return [[row] if isinstance(row, str) else list(row) for row in rows]
 
     def maps(self, texts: Sequence[str], player: str = "main", layer: int | None = None) -> dict[str, Any]:
         """Of one layer, of the whole stack (0), or of all. Long texts get fewer random directions: the page does not wait long."""

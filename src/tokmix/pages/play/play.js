@@ -1,6 +1,7 @@
 "use strict";
 // The page of `tokmix play`. Texts go in as text, never as HTML.
 (async () => {
+  const SHOWN = 5; // classes with a bar
   const $ = (id) => document.getElementById(id);
   const { make, shown } = charts;
 
@@ -15,7 +16,7 @@
   const say = (words) => { $("message").textContent = words; };
 
   const facts = await (await answer(await fetch("/api/model"))).json();
-  const writes = facts.task === "lm";
+  const writes = facts.task === "lm", labelled = ["classify", "multilabel", "regress"].includes(facts.task);
   $("name").textContent = facts.main.name;
   $("about").textContent = `${facts.task}: ${facts.main.stack}, width ${facts.main.dim}, ${shown(facts.main.parameters)} parameters; beside it ${facts.other.name}: ${facts.other.stack}, ${shown(facts.other.parameters)} parameters`;
   $("text").maxLength = $("text2").maxLength = facts.limits.text;
@@ -24,6 +25,15 @@
   $("max-new").max = facts.limits.max_new;
   if (writes) $("text-label").textContent = "Text to go on from";
   const texts = () => (facts.pair ? { text: $("text").value, text2: $("text2").value } : { text: $("text").value });
+  const brief = (row) => { const words = row.join(" | "); return words.length > 90 ? `${words.slice(0, 88)} …` : words; };
+  $("examples").hidden = !facts.examples.length;
+  $("example").append(...facts.examples.map((row, at) => make("option", { value: at, text: brief(row) })));
+  $("example").addEventListener("change", () => {
+    const row = facts.examples[$("example").value];
+    if (!row) return;
+    [$("text").value, $("text2").value] = [row[0], row[1] ?? ""];
+    typed();
+  });
   const ready = () => Object.values(texts()).every((text) => text.trim());
 
   // --- label probabilities and maps, as one types -------------------------------------------------------------------
@@ -33,13 +43,14 @@
     running.abort();
     running = new AbortController();
     const signal = running.signal;
-    if (!ready()) { $("answer").hidden = $("maps").hidden = true; say(""); return; }
+    if (!ready()) { $("answer").hidden = $("why").hidden = $("maps").hidden = true; say(""); return; }
     waiting = setTimeout(async () => {
       try {
         const found = await (await post("/api/predict", texts(), signal)).json();
-        if (!writes) showAnswer(found);
-        const long = found.tokens > facts.map_tokens;
         say("");
+        if (!writes) showAnswer(found);
+        if (labelled) await showWords(signal);
+        const long = found.tokens > facts.map_tokens;
         $("maps").hidden ||= long;
         if (long) say(`No map: the text has ${found.tokens} tokens, and a map takes at most ${facts.map_tokens}.`);
         else waiting = setTimeout(() => drawMaps(signal), 250);
@@ -50,18 +61,38 @@
   function showAnswer(found) {
     $("answer").hidden = false;
     const said = found.main;
-    $("answer-title").textContent = said.label !== undefined ? said.label : said.score !== undefined ? `score ${shown(said.score)}` : "Cost";
+    $("answer-title").textContent = said.label !== undefined ? said.label : said.labels ? said.labels.join(", ") || "no label" : said.score !== undefined ? `score ${shown(said.score)}` : "Cost";
     const sorted = Object.entries(said.probabilities ?? {}).sort((a, b) => b[1] - a[1]);
-    $("bars").replaceChildren(...sorted.map(([label, share], at) => {
+    const rest = sorted.slice(SHOWN);
+    const more = rest.length ? [make("p", { class: "note", text: `${rest.length} more classes share ${rest.reduce((sum, one) => sum + one[1], 0).toFixed(4)}` })] : [];
+    $("bars").replaceChildren(...sorted.slice(0, SHOWN).map(([label, share], at) => {
       const fill = make("div", { class: "fill" });
       fill.style.width = `${100 * share}%`;
       return make("div", { class: at ? "bar" : "bar first" }, make("span", { text: label }), make("div", { class: "track" }, fill), make("span", { class: "share", text: share.toFixed(4) }));
-    }));
+    }), ...more);
     const cost = (player, one) => `${player.name} ${one.ms.toFixed(1)} ms, ${shown(one.flops)} FLOPs`;
     let words = `${found.tokens} tokens${found.cut ? ", the rest is cut off" : ""}: ${cost(facts.main, found.main)}; ${cost(facts.other, found.other)}`;
     if (found.other.label !== undefined) words += `; it says ${found.other.label} (${found.other.probabilities[found.other.label].toFixed(4)})`;
     if (found.other.score !== undefined) words += `; it says ${shown(found.other.score)}`;
     $("took").textContent = words;
+  }
+
+  async function showWords(signal) {
+    try {
+      const found = await (await post("/api/words", texts(), signal)).json();
+      $("why").hidden = false;
+      $("words").replaceChildren(...found.texts.map((row) => make("p", { class: "words" }, ...row.map(({ text, effect, share }) => {
+        if (effect === null) return document.createTextNode(text);
+        const word = make("span", { class: share > 0 ? "for" : "against", title: effect.toFixed(2), text });
+        word.style.setProperty("--share", `${100 * Math.abs(share)}%`);
+        return word;
+      }))));
+      $("why-lines").replaceChildren(...found.lines.map((line) => make("p", { class: "note", text: line })));
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      $("why").hidden = true;
+      say(error.message);
+    }
   }
 
   // One map at a time: a pause in typing has no time for all of them.

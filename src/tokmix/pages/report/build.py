@@ -12,6 +12,7 @@ from tokmix.pages.report.page import MARK, page
 from tokmix.pages.report.read import Found, Run, part, read
 from tokmix.runs.files import write_text
 from tokmix.study import checkout
+from tokmix.study.explain.words import pieces
 from tokmix.training.imports import import_files
 
 
@@ -59,7 +60,8 @@ def build(found: Found, text: str | None, title: str | None) -> str:
         *_tunes(found, charts, colours),
     ]
     sections.append(_learning(found, charts, colours))
-    sections.append(_maps(found, text, charts))
+    shown, notes = maps.of_models(maps.models(found), text)
+    sections += [_words(shown), _maps(shown, notes, charts)]
     sections.append(html.section("origin", "Commands and versions", tables.commands(found)))
     names = [one.name for one in found.papers] + [group.name for group in [*found.compares, *found.tunes]]
     names += [run.name for run in found.runs]
@@ -140,8 +142,17 @@ def _learning(found: Found, charts: dict[str, Any], colours: series.Colours) -> 
     return html.section("learning", "Learning curves", *parts, *(html.paragraph(note, "note") for note in notes))
 
 
-def _maps(found: Found, text: str | None, charts: dict[str, Any]) -> str:
-    made, notes = maps.of_models(maps.models(found), text)
+def _words(shown: Sequence[maps.Shown]) -> str:
+    """The text of each model's answer, its words shaded by what they did to it."""
+    parts = [html.words(one.name, one.words.answer, pieces(one.texts, one.words), one.words.lines()[1:]) for one in shown if one.words]
+    told = (
+        "A word's effect is what the log-odds of the label (or the score) lose when the word is left out: blue speaks for it, red against."
+    )
+    return html.section("words", "Which words made the answer", html.paragraph(told, "note"), *parts) if parts else ""
+
+
+def _maps(shown: Sequence[maps.Shown], notes: Sequence[str], charts: dict[str, Any]) -> str:
+    made = [one.maps for one in shown]
     if made:
         charts["maps"] = {"maps": made}
     words = (

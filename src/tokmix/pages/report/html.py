@@ -12,6 +12,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
+from tokmix.study.explain.words import Piece
+
 PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 MISSING = "–"
 
@@ -97,6 +99,11 @@ def paragraph(words: str, kind: str = "") -> str:
 
 def details(title: str, inside: str) -> str:
     return _part("details", title, Markup(inside)) if inside else ""
+
+
+def words(name: str, answer: str, texts: Sequence[Sequence[Piece]], lines: Sequence[str]) -> str:
+    """A model's answer, and the text it is about with its words shaded."""
+    return _part("words", name, answer, texts, lines)
 
 
 def chart(name: str, label: str) -> str:

@@ -1,14 +1,18 @@
-"""The maps of a page: the same text read by each model, so that their mixers can be compared."""
+"""What models make of a text, the same one for all: which words made the answer, and maps of who reads whom."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokmix.data.tokens import TokenFiles, is_prepared
+from tokmix.data.prepare.targets import LABELLED
 from tokmix.pages.report.read import Found, number, rows
 from tokmix.study.explain import run as explain
+from tokmix.study.explain.words import Attribution, attribute
 from tokmix.training import model_folder
+from tokmix.training.baseline import bag_texts
+from tokmix.training.eval_data import data_beside
 from tokmix.training.model_folder import Trained
 
 MODELS = 8  # whose maps a page shows
@@ -32,32 +36,46 @@ def models(found: Found) -> dict[str, Path]:
     return chosen
 
 
-def of_models(chosen: dict[str, Path], text: str | None) -> tuple[list[dict[str, Any]], list[str]]:
-    """-> (a record each, what could not be drawn and why)"""
-    made, notes, lost = [], [], dict[str, list[str]]()
+@dataclass(frozen=True)
+class Shown:
+    """A model's answer to the text."""
+
+    name: str
+    maps: dict[str, Any]  # for the page's script
+    texts: list[str]  # one, or the two of a pair
+    words: Attribution | None  # None: the model gives no label and no score
+
+
+def of_models(chosen: dict[str, Path], text: str | None) -> tuple[list[Shown], list[str]]:
+    """-> (what can be shown of each, what could not be drawn and why)"""
+    made, notes, lost = list[Shown](), [], dict[str, list[str]]()
     if len(chosen) > MODELS:
         notes.append(f"Maps of the first {MODELS} of {len(chosen)} models are drawn.")
     for name, folder in list(chosen.items())[:MODELS]:
         try:
-            made.append({"name": name, **_maps(folder, text)})
+            made.append(_shown(name, folder, text))
         except (ValueError, OSError, ImportError) as error:
             lost.setdefault(str(error).replace(str(folder), "the folder"), []).append(name)
     return made, notes + [f"No map of {', '.join(names)}: {why}" for why, names in lost.items()]
 
 
-def _maps(folder: Path, text: str | None) -> dict[str, Any]:
+def _shown(name: str, folder: Path, text: str | None) -> Shown:
     trained = model_folder.load(folder)
     if text is not None:
         texts = text.split("\t", 1) if trained.pair else [text]
         found = explain.of_text(trained, texts, limit=TOKENS)
     else:
-        found = explain.of_ids(trained, _from_data(trained, folder), limit=TOKENS)
-    return {"stack": trained.model.config.stack, **found.record(heads=False)}
+        ids = _from_data(trained)
+        found = explain.of_ids(trained, ids, limit=TOKENS)
+        row = bag_texts(trained.tokenizer, trained.roles, trained.pair, [ids])[0] if trained.task in LABELLED else ""
+        texts = [row] if isinstance(row, str) else list(row)
+    words = attribute(trained, texts) if trained.task in LABELLED else None
+    return Shown(name, {"name": name, "stack": trained.model.config.stack, **found.record(heads=False)}, texts, words)
 
 
-def _from_data(trained: Trained, folder: Path) -> list[int]:
+def _from_data(trained: Trained) -> list[int]:
     """A text of the data's last split, of a length that can be read on a page."""
-    files = next((files for place in (folder, folder.parent, folder.parent.parent) if (files := _data(trained, place / "data"))), None)
+    files = data_beside(trained)
     if files is None:
         raise ValueError("the data it was trained on is not beside it: give a text with --text")
     split = files[files.splits[-1]]
@@ -68,11 +86,3 @@ def _from_data(trained: Trained, folder: Path) -> list[int]:
         return [trained.roles["eot"], *texts[0]][: NICE[1]]
     nice = [text for text in texts if NICE[0] <= len(text) <= NICE[1]]
     return (nice or [min(texts, key=len)])[0][:TOKENS]
-
-
-def _data(trained: Trained, place: Path) -> TokenFiles | None:
-    """The data in a folder, if it was tokenized as the model reads."""
-    if not is_prepared(place):
-        return None
-    files = TokenFiles(place)
-    return files if files.card.tokenizer["sha256"] == trained.record["tokenizer"].get("sha256") else None

@@ -11,6 +11,7 @@ from tokmix.pages.report import html
 from tokmix.pages.report.html import Cell
 from tokmix.pages.report.read import Found, Group, Run, made_of, number, part, product, rows
 from tokmix.study.tune.store import hide_password
+from tokmix.training.mixture import BAG, BOTH
 from tokmix.training.settings import Settings
 from tokmix.training.task import main_figure
 
@@ -36,7 +37,9 @@ def verdict(runs: Sequence[Run]) -> str:
     run, _, value, _ = max(alike, key=lambda one: one[2] if higher else -one[2])
     of = f"the best of {len(alike)} runs, " if len(alike) > 1 else ""
     stack, split = part(run.record, "model").get("stack"), (run.record or {}).get("split")
-    opening = f"{run.name} ({of}{stack}) reaches {name} {figure(value)} on {split}"
+    by = part(run.record, "answers").get("by")
+    who = f"the bag of words beside {stack}" if by == BAG else f"{stack} and a bag of words" if by == BOTH else stack
+    opening = f"{run.name} ({of}{who}) reaches {name} {figure(value)} on {split}"
     simple = baseline(run)
     if simple is None:
         return f"{opening}."
@@ -70,8 +73,9 @@ def settings(runs: Sequence[Run]) -> str:
         if run.record is not None:
             read = part(part(part(run.record, "data"), "splits"), "train").get("rows")
             of = part(run.record, "model").get("stack")
-            lines.append([run.name, of, run.record.get("task"), read, run.record.get("split"), run.cost.get("parameters")])
-    return html.table(["run", "stack", "task", "rows of train", "scored on", "parameters"], lines)
+            by = part(run.record, "answers").get("by")
+            lines.append([run.name, of, run.record.get("task"), read, run.record.get("split"), run.cost.get("parameters"), by])
+    return html.table(["run", "stack", "task", "rows of train", "scored on", "parameters", "answers by"], lines)
 
 
 def costs(runs: Sequence[Run]) -> str:

@@ -73,6 +73,29 @@ class Attribution:
         return found[:count]
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of a text: a word with its effect, or what stands between two words."""
+
+    text: str
+    effect: float | None = None
+    share: float = 0.0  # of the largest effect, from -1 to 1
+
+
+def pieces(texts: Sequence[str], found: Attribution) -> list[list[Piece]]:
+    """Each text in stretches, which joined are the text again."""
+    most = max((abs(word.effect) for word in found.words), default=0.0) or 1.0
+    whole = []
+    for place, text in enumerate(texts):
+        row, at = list[Piece](), 0
+        for word in sorted((word for word in found.words if word.place == place), key=lambda word: word.start):
+            row += [Piece(text[at : word.start])] if word.start > at else []
+            row.append(Piece(word.text, word.effect, word.effect / most))
+            at = word.start + len(word.text)
+        whole.append([*row, *([Piece(text[at:])] if at < len(text) else [])])
+    return whole
+
+
 def attribute(trained: Trained, texts: Sequence[str], seed: int = 0, predictor: Predictor | None = None) -> Attribution:
     """Of one text, or of the two of a pair."""
     if trained.task not in LABELLED:
