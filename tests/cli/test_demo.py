@@ -18,8 +18,11 @@ from tokmix.cli.demo import stdlib
 from tokmix.cli.main import main
 from tokmix.data import snippets
 from tokmix.data.split import text_key
+from tokmix.data.tokens import TokenFiles
 from tokmix.training import model_folder
 from tokmix.training.progress import Interrupted
+from tokmix.training.settings import Settings
+from tokmix.training.task import TrainingTask
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +36,15 @@ def test_classes_are_balanced_in_each_split(found):
     for split in ("train", "test"):
         assert len({counts[split, label] for label in snippets.PACKAGES}) == 1
     assert counts["train", "asyncio"] > 100 and counts["test", "asyncio"] > 20
+
+
+def test_the_held_out_part_shares_no_file_with_the_rest(small, tmp_path):
+    stdlib.main(tmp_path)
+    task = TrainingTask(TokenFiles(tmp_path / "stdlib" / "data"), Settings.of(None, stdlib.GIVEN))
+    rows = [json.loads(line) for line in (tmp_path / "stdlib" / "snippets.jsonl").read_text().splitlines()]
+    files = [row["file"] for row in rows if row["split"] == "train"]
+    assert task.held is not None and task.kept is not None
+    assert {files[row] for row in task.held} and not {files[row] for row in task.held} & {files[row] for row in task.kept}
 
 
 def test_no_file_is_in_two_splits_and_no_text_is_there_twice(found):
@@ -82,10 +94,15 @@ def test_the_demo_from_end_to_end(small, tmp_path, capsys):
     assert abs(sizes[0] - sizes[1]) < 0.005 * sizes[1], "equal in size"
     for name, record in records.items():
         row = next(line.split() for line in shown.splitlines() if line.startswith(name) and "model" not in line)
-        cost = record["cost"]
-        assert row[:4] == [name, f"{record['figures']['accuracy']:.4f}", f"{cost['parameters']:,}", f"{cost['flops']:,}"]
-    assert re.search(rf"^bag of words +{records['transformer']['baseline']['accuracy']:.4f} ", shown, re.MULTILINE)
+        cost, network = record["cost"], record.get("network_figures") or record["figures"]
+        assert row[:4] == [name, f"{network['accuracy']:.4f}", f"{cost['parameters']:,}", f"{cost['flops']:,}"]
+    kept = records["hypermixer"]
+    assert records["transformer"]["baseline"] is None
+    assert re.search(rf"^bag of words +{kept['baseline']['accuracy']:.4f} ", shown, re.MULTILINE)
+    assert re.search(rf"^tokmix train +█+ {kept['figures']['accuracy']:.4f}$", shown, re.MULTILINE)
+    assert f"answers by the {kept['answers']['by']}, chosen on held-out rows" in shown
     assert "predicted: " in shown and "; right is " in shown
+    assert re.search(r"^words for '\w+': ", shown, re.MULTILINE) and "without the strongest" in shown
     for path in ("snippets.jsonl", "data", "hypermixer/model", "transformer/model", "hypermixer/curve.png"):
         assert (tmp_path / "stdlib" / path).exists() and str(tmp_path / "stdlib" / path) in shown
     assert model_folder.load(tmp_path / "stdlib" / "hypermixer").labels == sorted(snippets.PACKAGES)

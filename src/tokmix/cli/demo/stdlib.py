@@ -5,6 +5,9 @@ OUT/stdlib/
     data/                        token files, as `tokmix prepare` writes them
     hypermixer/, transformer/    runs, as `tokmix train` writes them; model/ in each is a model folder
     report.html                  both of them on one page, with maps of who reads whom
+
+The HyperMixer's folder answers as every run on a table does: by the network, by the bag of words or by both, whichever is best on held-out
+rows. The Transformer of equal size stands next to its network alone.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from tokmix.data import snippets
 from tokmix.data.prepare.pipeline import prepare
 from tokmix.data.tokens import TokenFiles
 from tokmix.pages import report
+from tokmix.study.explain.words import attribute
 from tokmix.study.summary import table
 from tokmix.training import baseline, model_folder
 from tokmix.training.predict import Predictor
@@ -37,6 +41,7 @@ FOLDER, MARK = "stdlib", ".tokmix-demo"
 VOCAB, LENGTH = 4096, 256
 GIVEN = {"model.dim": 64, "train.lr": 3e-3, "train.epochs": 6, "train.evaluations": 6, "train.final": "test"}
 HYPERMIXER, TRANSFORMER = "hypermixing(hidden=32)*2", "attention(heads=4)*2"
+BAR = 40  # characters of the longest bar
 
 
 def main(out: str | Path = "out/demo", seed: int = 0, most: int | None = None) -> dict[str, Any]:
@@ -47,7 +52,7 @@ def main(out: str | Path = "out/demo", seed: int = 0, most: int | None = None) -
         found = snippets.collect(root, most)
         print(f"Which package does a snippet come from? {len(found):,} snippets of {snippets.LINES} lines from {root}", flush=True)
         snippets.write(folder / "snippets.jsonl", found)
-        print(prepare(folder / "snippets.jsonl", folder / "data", vocab=VOCAB, max_len=LENGTH).summary(), flush=True)
+        print(prepare(folder / "snippets.jsonl", folder / "data", vocab=VOCAB, max_len=LENGTH, group="file").summary(), flush=True)
         asked = _equal(folder / "data", GIVEN | {"train.seed": seed})
         records = {name: _train(name, folder, settings) for name, settings in asked.items()}
         _tell(records)
@@ -80,8 +85,9 @@ def _equal(data: Path, given: dict[str, Any]) -> dict[str, Settings]:
     files = TokenFiles(data)
     wanted = TrainingTask(files, plain).config
     config = match_parameters(TrainingTask(files, Settings.of(None, given | {"model.stack": HYPERMIXER})).config, wanted)
-    matched = {"model.stack": HYPERMIXER, "model.feed_forward": config.feed_forward, "train.baseline": False}
-    return {"hypermixer": Settings.of(None, given | matched), "transformer": plain}
+    matched = {"model.stack": HYPERMIXER, "model.feed_forward": config.feed_forward}
+    alone = {"model.stack": TRANSFORMER, "train.baseline": False}
+    return {"hypermixer": Settings.of(None, given | matched), "transformer": Settings.of(None, given | alone)}
 
 
 def _train(name: str, folder: Path, settings: Settings) -> dict[str, Any]:
@@ -92,25 +98,41 @@ def _train(name: str, folder: Path, settings: Settings) -> dict[str, Any]:
 
 
 def _tell(records: dict[str, dict[str, Any]]) -> None:
-    length = records["hypermixer"]["cost"]["length"]
-    rows = [["", "accuracy", "parameters", f"FLOPs, {length} tokens", "time"]]
-    for name, record in records.items():
-        cost = record["cost"]
-        rows.append([name, f"{record['figures']['accuracy']:.4f}", f"{cost['parameters']:,}", f"{cost['flops']:,}", clock(cost["seconds"])])
-    bag = records["transformer"]["baseline"]
+    kept, transformer = records["hypermixer"], records["transformer"]
+    network, bag = kept.get("network_figures") or kept["figures"], kept["baseline"]
+    cost = kept["cost"]
+    rows = [["", "accuracy", "parameters", f"FLOPs, {cost['length']} tokens", "time"]]
+    for name, record, figures in (("hypermixer", kept, network), ("transformer", transformer, transformer["figures"])):
+        spent = record["cost"]
+        rows.append([name, f"{figures['accuracy']:.4f}", f"{spent['parameters']:,}", f"{spent['flops']:,}", clock(spent["seconds"])])
     if bag is not None:
         rows.append(["bag of words", f"{bag['accuracy']:.4f}", f"{bag['features']:,} features", "-", clock(bag["seconds"])])
-    count = records["hypermixer"]["figures"]["rows"]
-    print(f"\n{count:,} snippets of files that none of them was trained on, {len(snippets.PACKAGES)} classes of equal size\n{table(rows)}")
-    if bag is None:
-        print(baseline.ABSENT)
+    count = kept["figures"]["rows"]
+    print(
+        f"\n{count:,} snippets of files that none of them was trained on, {len(snippets.PACKAGES)} classes of equal size\n{table(rows)}\n"
+    )
+    bars = [("transformer", transformer["figures"]["accuracy"]), ("hypermixer", network["accuracy"])]
+    if bag is not None:
+        bars += [("bag of words", bag["accuracy"]), ("tokmix train", kept["figures"]["accuracy"])]
+    print(_chart(bars, 1 / len(snippets.PACKAGES)))
+    print(f"guessing is right in {1 / len(snippets.PACKAGES):.3f} of cases")
+    print(baseline.ABSENT if bag is None else f"`tokmix train` answers by the {kept['answers']['by']}, chosen on held-out rows of train")
+
+
+def _chart(bars: list[tuple[str, float]], chance: float) -> str:
+    """A bar for each figure, from the chance level on."""
+    width = max(len(name) for name, _ in bars)
+    return "\n".join(f"{name:<{width}}  {'█' * max(1, round(BAR * (value - chance) / (1 - chance)))} {value:.4f}" for name, value in bars)
 
 
 def _predict(folder: Path, found: list[snippets.Snippet]) -> None:
     one = next(snippet for snippet in found if snippet.split == "test" and snippet.label == snippets.PACKAGES[0])
-    answer = next(Predictor(model_folder.load(folder / "hypermixer"))([one.text]))
+    trained = model_folder.load(folder / "hypermixer")
+    predictor = Predictor(trained)
+    answer = next(predictor([one.text]))
     print(f"\nA snippet of {one.file}:\n{textwrap.indent(one.text, '    ')}")
     print(f"predicted: {answer['label']} with probability {answer['probabilities'][answer['label']]:.2f}; right is {one.label}")
+    print("\n".join(attribute(trained, [one.text], predictor=predictor).lines(count=5)[1:]))
 
 
 def _paths(folder: Path) -> None:
