@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto
 # The files whose tests run a Triton kernel; on a machine without a GPU they need Triton's interpreter.
 KERNEL_TESTS := $(shell grep -l "tests.kernel_rule" tests/ops/test_*.py)
 
-.PHONY: demo test test-all campaign test-deps lint clean
+.PHONY: demo test test-all campaign docs test-deps lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tokmix demo --out out/demo
@@ -26,6 +26,11 @@ test-all: $(VENV)/.installed
 # Kills, full disks, power cuts, pairs of processes, changed files, hostile folders, odd requests, all at random: below an hour on two cores.
 campaign: $(VENV)/.installed
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.campaign --out tests/campaign/last.json
+
+# The documentation site, built offline: out/docs/index.html.
+docs: $(VENV)/.installed
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs out/docs
+	@echo "open out/docs/index.html"
 
 # System packages that some tests need: PostgreSQL's server and Chromium.
 test-deps:

@@ -1,0 +1,112 @@
+"""Figures of the benchmarks page, each drawn from one line of bench/results.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+Result = dict[str, Any]  # a line of bench/results.jsonl
+COLOURS = ("#1a5fb4", "#c64600", "#26a269", "#813d9c", "#a51d2d", "#63452c")
+
+
+@dataclass(frozen=True)
+class Figure:
+    name: str
+    title: str
+    result: str  # whose numbers it shows
+    draw: Callable[[Axes, Result], None]
+    alt: str
+    words: str
+
+
+def write_figures(results: dict[str, Result], folder: Path) -> list[str]:
+    """The figures as SVG, and the Markdown that shows them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for figure in FIGURES:
+        result = results[figure.result]
+        with plt.rc_context({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "tokmix"}):
+            made, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+            figure.draw(axes, result["numbers"])
+            made.savefig(folder / f"{figure.name}.svg", facecolor="white", metadata={"Date": None})
+            plt.close(made)
+        parts.append(
+            f"## {figure.title}\n\n![{figure.alt}](figures/{figure.name}.svg)\n\n{figure.words} "
+            f"Made by `{result['command'].split('`')[0]}` at {str(result['commit'])[:9]} on {result['machine']}.\n"
+        )
+    return parts
+
+
+def _layers(axes: Axes, numbers: Result) -> None:
+    shown = {
+        "attention, full": "attention (the fastest of flash and cuDNN)",
+        "hypermixing, one head, tied": "HyperMixing, one head",
+        "hypermixing, heads of 64, tied": "HyperMixing, heads of 64",
+    }
+    rows = [row for row in numbers["rows"] if row["way"] == "forward+backward"]
+    names = [name for name in dict.fromkeys(row["name"] for row in rows) if name in shown]
+    for colour, name in zip(COLOURS, names, strict=False):
+        points = sorted({row["N"]: row["us"] for row in rows if row["name"] == name}.items())
+        axes.loglog([n for n, _ in points], [us / 1000 for _, us in points], marker="o", color=colour, label=shown[name], base=2)
+    axes.set_xlabel("tokens of a sequence (65,536 tokens in all)")
+    axes.set_ylabel("ms, forward and backward")
+    axes.set_yscale("log", base=10)
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+
+
+def _train(axes: Axes, numbers: Result) -> None:
+    best: dict[tuple[str, int], float] = {}
+    for row in numbers["rows"]:
+        key = (f"{row['model']}: {row['name']}", row["N"])
+        best[key] = max(best.get(key, 0.0), row["tokens"] / row["us"])
+    names = list(dict.fromkeys(name for name, _ in best))
+    for colour, name in zip(COLOURS, names, strict=False):
+        points = sorted((n, rate) for (other, n), rate in best.items() if other == name)
+        axes.plot([n for n, _ in points], [rate for _, rate in points], marker="o", color=colour, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("tokens of a sequence (32,768 tokens a step)")
+    axes.set_ylabel("million training tokens a second")
+    axes.legend(frameon=False, fontsize=8)
+    axes.grid(alpha=0.3)
+
+
+def _decode(axes: Axes, numbers: Result) -> None:
+    rows = [row for row in numbers["models"] if row.get("ratio") is not None]
+    labels = [f"{row['name']}\nafter {row['N']} tokens" for row in rows]
+    places = range(len(rows))
+    axes.barh(list(places), [row["ratio"] for row in rows], color=COLOURS[0])
+    axes.axvline(1, color=COLOURS[1], linestyle="--")
+    axes.text(1.01, len(rows) - 0.45, "Hugging Face GPT-2 of equal size", color=COLOURS[1], fontsize=9)
+    axes.set_yticks(list(places), labels)
+    axes.set_xlabel("tokens a second, relative to GPT-2 in the same turn")
+
+
+FIGURES = (
+    Figure(
+        "layers", "A layer against length", "bench_layers_eighth_h200", _layers,
+        "Time of a layer against the length of a sequence. HyperMixing stays level, attention rises with the length.",
+        "A token mixing layer of width 512 in bf16, the same number of tokens at every length. Linear mixers take the same time "
+        "at any length. Attention is the fastest of the kernels torch offers.",
+    ),
+    Figure(
+        "train", "Training whole models", "bench_train_h200", _train,
+        "Million training tokens a second of whole models against the length of a sequence.",
+        "Whole models in one captured, compiled step: the best that the layers allow, not what `tokmix train` reaches.",
+    ),
+    Figure(
+        "decode", "Decoding on a CPU", "bench_decode_models_cpu", _decode,
+        "Decoding speed of two language models of eight layers relative to GPT-2 of equal size.",
+        "One sequence, one thread, the next token after a prompt.",
+    ),
+)  # fmt: skip
