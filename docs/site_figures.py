@@ -1,6 +1,11 @@
-"""Figures of the benchmarks page, each drawn from one line of bench/results.jsonl."""
+"""Figures of the benchmarks page, each drawn from one line of bench/results.jsonl.
+
+python docs/site_figures.py    writes the README's figure, docs/images/speed.svg
+"""
 
 from __future__ import annotations
+
+import json
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +19,10 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
+ROOT = Path(__file__).parent.parent
+README_FIGURE = Path("docs/images/speed.svg")
+STYLE = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "tokmix", "svg.fonttype": "none"}
+KINDS = {"HyperMixer": "classifier", "LM": "language model"}
 Result = dict[str, Any]  # a line of bench/results.jsonl
 COLOURS = ("#1a5fb4", "#c64600", "#26a269", "#813d9c", "#a51d2d", "#63452c")
 
@@ -34,7 +43,7 @@ def write_figures(results: dict[str, Result], folder: Path) -> list[str]:
     parts = []
     for figure in FIGURES:
         result = results[figure.result]
-        with plt.rc_context({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "tokmix"}):
+        with plt.rc_context(STYLE):
             made, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
             figure.draw(axes, result["numbers"])
             made.savefig(folder / f"{figure.name}.svg", facecolor="white", metadata={"Date": None})
@@ -44,6 +53,24 @@ def write_figures(results: dict[str, Result], folder: Path) -> list[str]:
             f"Made by `{result['command'].split('`')[0]}` at {str(result['commit'])[:9]} on {result['machine']}.\n"
         )
     return parts
+
+
+def read_results() -> dict[str, Result]:
+    lines = (ROOT / "bench" / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    return {entry["name"]: entry for entry in map(json.loads, lines)}
+
+
+def write_readme_figure(path: Path) -> None:
+    """A layer and whole models against length, next to attention."""
+    results = read_results()
+    with plt.rc_context(STYLE):
+        made, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+        _layers(left, results["bench_layers_eighth_h200"]["numbers"])
+        _train(right, results["bench_train_h200"]["numbers"])
+        left.set_title("one layer: less is better")
+        right.set_title("training a whole model: more is better")
+        made.savefig(path, facecolor="white", metadata={"Date": None})
+        plt.close(made)
 
 
 def _layers(axes: Axes, numbers: Result) -> None:
@@ -67,17 +94,19 @@ def _layers(axes: Axes, numbers: Result) -> None:
 def _train(axes: Axes, numbers: Result) -> None:
     best: dict[tuple[str, int], float] = {}
     for row in numbers["rows"]:
-        key = (f"{row['model']}: {row['name']}", row["N"])
+        if row["body"] != "compiled":
+            continue
+        key = (f"{KINDS[row['model']]}, {row['name']}", row["N"])
         best[key] = max(best.get(key, 0.0), row["tokens"] / row["us"])
     names = list(dict.fromkeys(name for name, _ in best))
     for colour, name in zip(COLOURS, names, strict=False):
         points = sorted((n, rate) for (other, n), rate in best.items() if other == name)
         axes.plot([n for n, _ in points], [rate for _, rate in points], marker="o", color=colour, label=name)
     axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 13)  # room for the names
     axes.set_xlabel("tokens of a sequence (32,768 tokens a step)")
     axes.set_ylabel("million training tokens a second")
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=9, loc="upper left")
     axes.grid(alpha=0.3)
 
 
@@ -110,3 +139,6 @@ FIGURES = (
         "One sequence, one thread, the next token after a prompt.",
     ),
 )  # fmt: skip
+
+if __name__ == "__main__":
+    write_readme_figure(ROOT / README_FIGURE)

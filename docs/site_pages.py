@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import re
 import shutil
@@ -119,10 +118,9 @@ def _text(thing: object) -> str:
 
 
 def benchmarks() -> str:
-    from site_figures import write_figures
+    from site_figures import read_results, write_figures
 
-    lines = (ROOT / "bench" / "results.jsonl").read_text().splitlines()
-    results = {entry["name"]: entry for entry in map(json.loads, lines)}
+    results = read_results()
     parts = [
         "# Benchmarks\n",
         "Each figure is drawn from one run, so what stands in it can be compared. Times of different runs cannot. "

@@ -125,9 +125,9 @@ def test_one_file_one_import_line_and_one_row_of_the_readme_add_a_mixer(tmp_path
     for name in ("README.md", "Makefile", "pyproject.toml", "docs"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile)(ROOT / name, tmp_path / name)
     write("slow_mean", tmp_path / "src" / "tokmix" / "layers")
-    layers, readme = tmp_path / "src" / "tokmix" / "layers" / "__init__.py", tmp_path / "README.md"
+    layers, readme = tmp_path / "src" / "tokmix" / "layers" / "__init__.py", tmp_path / "docs" / "README.md"
     layers.write_text(layers.read_text() + "from tokmix.layers import slow_mean  # noqa: F401\n")
-    row = "| [`slow_mean`](docs/README.md) | T | causal, step | a running mean |\n<!-- end -->"
+    row = "| [`slow_mean`](README.md) | T | causal, step | a running mean |\n<!-- end -->"
     readme.write_text(readme.read_text().replace("<!-- end -->", row, 1))
     tests = ["tests/test_readme.py", "tests/layers/test_mixers.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "slow_mean or readme", *tests]
