@@ -40,6 +40,8 @@ def test_what_does_not_work_is_said_in_one_line(more: list[str], words: str, cap
         ("train-loop", ["--lengths", "3"], "bench train-loop does not read --lengths"),
         ("decode", ["--tokens", "64"], "bench decode does not read --tokens"),
         ("layers", ["--compiled", "all"], "bench layers does not read --compiled"),
+        ("user", ["--lengths", "3"], "bench user does not read --lengths"),
+        ("ops", ["--data", "x.csv"], "bench ops does not read --data"),
         ("import", ["--quick"], "bench import does not read --quick; it reads no option"),
     ],
 )

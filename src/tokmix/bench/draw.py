@@ -15,6 +15,8 @@ MARKS = "osD^vP*X"
 
 def draw(path: Path, what: str, rows: Sequence[Row], title: str) -> Path | None:
     """One panel for each kind of row; None where there is nothing to draw."""
+    if what == "user":
+        return _user(path, rows, title)
     panels = {"ops": _ops, "layers": _ops, "decode": _decode, "train": _train, "train-loop": _loops}[what](rows)
     if not panels:
         return None
@@ -86,3 +88,25 @@ def _loops(rows: Sequence[Row]) -> dict[str, tuple[Series, str]]:
         }
         panels[task] = (series, "tokens a second")
     return panels
+
+
+def _user(path: Path, rows: Sequence[Row], title: str) -> Path | None:
+    """How many times the rate of each rival."""
+    shown = [row for row in rows if row.get("times")]
+    if not shown:
+        return None
+    page = plots.figure(8, 1.2 + 0.32 * len(shown))
+    axes = page.add_subplot(1, 1, 1)
+    names = [f"{row['name']} ({row['device']})\nbeside {row['body']}" for row in shown]
+    colours = [plots.COLOURS[0] if row["times"] >= 1 else plots.GREY for row in shown]
+    axes.barh(range(len(shown)), [row["times"] for row in shown], color=colours)
+    axes.set_yticks(range(len(shown)), names, fontsize=6)
+    axes.invert_yaxis()
+    axes.axvline(1, color=plots.INK, linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("rate of tokmix over that of the other", color=plots.INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    page.suptitle(title, x=0.01, y=0.995, ha="left", fontsize=6, color=plots.GREY)
+    page.tight_layout()
+    page.savefig(path)
+    return path

@@ -11,7 +11,14 @@ from tokmix.bench import table
 from tokmix.bench.session import Row, Session
 from tokmix.bench.settings import READ, Asked
 
-TABLES = {"ops": table.ops, "layers": table.ops, "decode": table.decode, "train": table.train, "train-loop": table.train_loop}
+TABLES = {
+    "ops": table.ops,
+    "layers": table.ops,
+    "decode": table.decode,
+    "train": table.train,
+    "train-loop": table.train_loop,
+    "user": table.user,
+}
 
 
 def run(asked: Asked, say: Callable[[str], None] = print) -> Session:

@@ -30,7 +30,7 @@ def device_of(asked: str | None) -> str:
 
 class Session:
     def __init__(self, asked: Asked, say: Callable[[str], None] = print):
-        self.device = device_of(asked.device)
+        self.device, self.named_device = device_of(asked.device), asked.device is not None
         self.asked = asked.sized(self.device)
         if self.asked.threads is not None:
             torch.set_num_threads(self.asked.threads)

@@ -21,6 +21,7 @@ READ = {
     "train": (*EVERYWHERE, "lengths", "tokens", "compiled"),  # its models have widths of their own, and autocast
     "serve": ("quick", "model", "requests", "clients", "threads", "out"),
     "train-loop": EVERYWHERE,  # the settings of `tokmix train`
+    "user": ("quick", "device", "threads", "minutes", "out", "data", "encoder"),
 }
 SIZES = ("lengths", "tokens", "dim", "head", "dtype", "compiled")
 
@@ -41,7 +42,8 @@ class Asked:
     dim       width; head: channels of a head
     compiled  torch.compile of the references: none, at one length, at all
     only      parts of names: what holds none of them is left out
-    minutes   start nothing new after that long
+    minutes   start nothing new after that long; of user, what most of it takes
+    data      a table with the columns text and label; encoder: what fine-tuning starts from
     """
 
     what: str
@@ -57,6 +59,8 @@ class Asked:
     only: tuple[str, ...] = ()
     minutes: float | None = None
     out: Path | None = None
+    data: Path | None = None
+    encoder: str | None = None
 
     def sized(self, device: str) -> Asked:
         """Every gap filled for that kind of device."""

@@ -125,3 +125,18 @@ def train_loop(rows: Sequence[Row]) -> list[str]:
         ("most", value("ratio_most")),
     ]
     return lines(rows, columns)
+
+
+def user(rows: Sequence[Row]) -> list[str]:
+    columns: list[Column] = [
+        ("what", value("name")),
+        ("device", value("device")),
+        ("by", value("body")),
+        ("seconds", value("seconds")),
+        ("imports", value("import_s")),
+        ("rate", value("rate")),
+        ("unit", value("unit")),
+        ("tokmix/this", value("times")),
+        ("figure", lambda row: f"{row['quality']:.4g} {row['measure']}" if "quality" in row else "-"),
+    ]
+    return lines(rows, columns)

@@ -60,7 +60,7 @@ def run(session: Session) -> None:
     wanted = [trained for trained in models(session.device, session.asked.quick) if session.wanted(trained.model)]
     compiled = []
     for length, trained in itertools.product(session.asked.lengths, wanted):
-        eager = [_time(session, trained, stack, "eager", length) for stack in (trained.stack, *trained.attention)]
+        eager = [time_model(session, trained, stack, "eager", length) for stack in (trained.stack, *trained.attention)]
         rivals = [row for row in eager[1:] if row is not None]
         fastest = max(rivals, key=lambda row: row["best_tokens_per_s"])["name"] if rivals else trained.attention[0]
         compiled.append((length, trained, fastest))
@@ -68,7 +68,7 @@ def run(session: Session) -> None:
         return
     for length, trained, fastest in compiled:
         for stack in (trained.stack, fastest):
-            _time(session, trained, stack, "compiled", length)
+            time_model(session, trained, stack, "compiled", length)
 
 
 def step_of(session: Session, trained: Trained, stack: str, compiled: bool, length: int) -> tuple[Call, Model, int]:
@@ -95,7 +95,7 @@ def step_of(session: Session, trained: Trained, stack: str, compiled: bool, leng
     return step, model, ids.numel()
 
 
-def _time(session: Session, trained: Trained, stack: str, setting: str, length: int) -> Row | None:
+def time_model(session: Session, trained: Trained, stack: str, setting: str, length: int) -> Row | None:
     if session.late():
         return None
     torch.compiler.reset()

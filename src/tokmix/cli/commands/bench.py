@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tokmix.core.checks import at_least
 ABOUT = "measure on this machine"
 FIRST = ("--quick", "--lengths", "--device", "--dtype", "--out")  # of --help
 KINDS = """\
+user        what one who types commands gets: train, fine-tune, predict, decode, beside what else one could have used
 import      what `import tokmix` adds to `import torch`
 ops         each op, checked against float64 and timed beside plain torch, torch.compile and attention
 layers      the mixers as layers, forward and backward, beside attention at its fastest
@@ -34,7 +36,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--compiled", choices=COMPILED, help="torch.compile at no length, at one or at all; default: one on a GPU, else none"
     )
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only what has one of these in its name")
-    parser.add_argument("--minutes", type=float, metavar="M", help="start nothing new after that long")
+    parser.add_argument("--minutes", type=float, metavar="M", help="start nothing new after that long; user: what all trainings may take")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="user: a table with the columns text and label")
+    parser.add_argument("--encoder", metavar="MODEL", help="user: what fine-tuning starts from; default: random weights")
     parser.add_argument("--model", metavar="MODEL", help="serve: a folder of `train` or `export`")
     parser.add_argument("--requests", type=int, metavar="N", help="serve: to each server (default: 2000)")
     parser.add_argument("--clients", type=int, metavar="N", help="serve: at once (default: 32)")
@@ -42,23 +46,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    names = (
-        "quick",
-        "lengths",
-        "tokens",
-        "dim",
-        "device",
-        "dtype",
-        "threads",
-        "compiled",
-        "only",
-        "minutes",
-        "out",
-        "model",
-        "requests",
-        "clients",
-    )
-    given = {name: value for name in names if (value := getattr(options, name)) not in (None, []) and value is not False}
+    names = (*(field.name for field in fields(Asked) if hasattr(options, field.name)), "model", "requests", "clients")
+    given = {name: value for name in names if name != "what" and (value := getattr(options, name)) not in (None, []) and value is not False}
     check_read(options.what, given)
     for name in ("tokens", "dim"):
         at_least(name, given.get(name, 1), 1)
