@@ -27,7 +27,7 @@ from tokmix.runtime import load
 from tokmix.runtime.folder import read
 from tokmix.training import generate as writing
 from tokmix.training import model_folder
-from tokmix.training.mixture import NETWORK
+from tokmix.training.mixture import BAG, BOTH, Mixture
 from tokmix.training.predict import Predictor
 from tokmix.training.train import run as train
 
@@ -71,19 +71,46 @@ def test_embeddings_are_those_of_the_model(trained: Path, films: Path) -> None:
     torch.testing.assert_close(found, torch.from_numpy(tokmix.load(trained / "run").embed(TEXTS)), atol=1e-5, rtol=0)
 
 
-def test_a_model_that_answers_with_a_bag_of_words_is_served_whole_and_not_exported_in_silence(tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [BAG, BOTH])
+def test_a_bag_of_words_is_exported_with_the_network(tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_folder.Trained, "mixture", Mixture(by, 0.7 * (by == BOTH), 1.3, 0.0))
     run = tmp_path / "run"
     train(write_table(tmp_path / "films.csv", 300), run, settings(model__stack="hsm", **SHORT, train__baseline=True), quiet=True)
+    assert (run / "model" / "linear.json").is_file(), "four steps teach a network less than a bag of words knows"
     trained = model_folder.load(run)
-    assert trained.mixture.by != NETWORK, "four steps teach a network less than a bag of words knows"
     wanted = list(Predictor(trained)(TEXTS))
-    for found, known in zip(TorchModel(trained).answers(TEXTS), wanted, strict=True):
-        assert found["probabilities"] == pytest.approx(known["probabilities"], abs=1e-5)
-    with pytest.raises(ValueError, match=f"answers by the {trained.mixture.by}.*--network"):
-        export(run, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    export(run, tmp_path / "out", network=True)
-    assert load(tmp_path / "out").predict(TEXTS)
+    export(run, tmp_path / "out")
+    assert {"linear.json", "linear.safetensors"} <= set(read(tmp_path / "out").files)
+    for model in (TorchModel(trained), load(tmp_path / "out")):
+        for found, known in zip(model.answers(TEXTS), wanted, strict=True):
+            assert found["probabilities"] == pytest.approx(known["probabilities"], abs=1e-5)
+    export(run, tmp_path / "network", network=True)
+    assert read(tmp_path / "network").blend is None and not (tmp_path / "network" / "linear.json").exists()
+    assert load(tmp_path / "network").answers(TEXTS) != wanted
+    export(run, tmp_path / "int8", int8=True)
+    for found, known in zip(load(tmp_path / "int8").answers(TEXTS), wanted, strict=True):
+        assert found["probabilities"] == pytest.approx(known["probabilities"], abs=0.05)
+    assert (tmp_path / "int8" / "linear.safetensors").stat().st_size < (tmp_path / "out" / "linear.safetensors").stat().st_size
+
+
+@pytest.mark.slow
+def test_several_labels_a_text(tmp_path: Path) -> None:
+    rows = [f"{text},{label}" for text, label in (("a fine film", "good|film"), ("a dull day", "bad"), ("a fine day", "good"))] * 60
+    (tmp_path / "rows.csv").write_text("text,labels\n" + "\n".join(rows) + "\n")
+    train(
+        tmp_path / "rows.csv",
+        tmp_path / "run",
+        settings(model__stack="hsm", **SHORT, train__baseline=True, prepare__task="multilabel"),
+        quiet=True,
+    )
+    trained = model_folder.load(tmp_path / "run")
+    assert trained.task == "multilabel"
+    export(tmp_path / "run", tmp_path / "out")
+    model, wanted = load(tmp_path / "out"), list(Predictor(trained)(TEXTS))
+    assert model.predict(TEXTS) == [one["labels"] for one in wanted]
+    for found, known in zip(model.answers(TEXTS), wanted, strict=True):
+        assert found["labels"] == known["labels"] and found["probabilities"] == pytest.approx(known["probabilities"], abs=1e-5)
 
 
 def test_five_shapes_are_checked_and_told(films: Path) -> None:
@@ -198,11 +225,12 @@ def test_traceable_segments_give_what_segments_give(stack: str) -> None:
 
 
 def test_the_runtime_needs_no_torch(films: Path) -> None:
+    absent = ("torch", "transformers", "onnx", "tokenizers", "safetensors", "sklearn", "scipy")
     code = f"""
 import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "transformers", "onnx"): raise ModuleNotFoundError(name, name=name)
+        if name.split(".")[0] in {absent}: raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Refuse())
 import tokmix, tokmix.runtime
 model = tokmix.runtime.load({str(films)!r})

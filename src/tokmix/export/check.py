@@ -12,8 +12,11 @@ from tokmix.core.segments import Segments
 from tokmix.export.graphs import leaves
 from tokmix.runtime.folder import Check
 from tokmix.runtime.model import TextModel
+from tokmix.training.model_folder import Trained
+from tokmix.training.predict import Predictor
 
 FLOAT32 = 1e-4  # of a logit; int8 is told, not judged: what it costs shows in the figures of `tokmix eval`
+TEXTS = 16  # compared where a bag of words answers too
 STEPS = (4, 1, 1)  # after the first tokens of a language model: how many more, and how often
 
 
@@ -40,6 +43,24 @@ def compare(model: Model, exported: TextModel, tolerance: float | None) -> list[
             )
         checks.append(Check(batch, length, apart))
     return checks
+
+
+def compare_answers(trained: Trained, exported: TextModel) -> None:
+    """The network with the bag of words against `tokmix predict`, on texts of random words of the vocabulary."""
+    draws, words = np.random.default_rng(1), exported.tokenizer.words()
+    texts = [" ".join(draws.choice(words, draws.integers(1, 30)).tolist()) for _ in range(TEXTS)]
+    rows = [(text, other) if trained.pair else (text,) for text, other in zip(texts, reversed(texts), strict=True)]
+    apart = 0.0
+    for found, wanted in zip(exported.answers(rows), Predictor(trained)(rows), strict=True):
+        if trained.task == "regress":
+            apart = max(apart, abs(found["score"] - wanted["score"]))
+        else:
+            apart = max(apart, *(abs(found["probabilities"][label] - chance) for label, chance in wanted["probabilities"].items()))
+    if not apart <= FLOAT32:
+        raise ValueError(
+            f"the exported answers differ from those of `tokmix predict` by {apart:.1e}; at most {FLOAT32:g} is allowed:"
+            " nothing was written"
+        )
 
 
 def _rows(model: Model, exported: TextModel, ids: np.ndarray, mask: np.ndarray) -> float:

@@ -19,6 +19,7 @@ from tokmix.core.checks import one_of
 from tokmix.core.model import Model
 from tokmix.core.optional import np
 from tokmix.export import check
+from tokmix.export.bag import write_bag
 from tokmix.export.graphs import RowGraph, StepGraph
 from tokmix.export.readme import readme
 from tokmix.export.torch_model import describe
@@ -29,9 +30,8 @@ from tokmix.runtime.onnx import OnnxModel
 from tokmix.runtime.states import State
 from tokmix.training import model_folder
 from tokmix.training.imports import import_files
-from tokmix.training.mixture import NETWORK
 
-TASKS = ("classify", "regress", "mlm", "lm")
+TASKS = ("classify", "multilabel", "regress", "mlm", "lm")
 Example = tuple[Tensor, ...] | tuple[Tensor, Tensor, list[Tensor]]
 
 
@@ -44,8 +44,8 @@ def export(
     network: bool = False,
     imports: Sequence[str | Path] = (),
 ) -> Manifest:
-    """The folder `out` with the model as a graph -> what its manifest says. network: of a model that answers with a bag of words too,
-    the network alone, whose answers differ."""
+    """The folder `out` with the model as a graph, and its bag of words as arrays -> what its manifest says. network: without the bag of
+    words of a model that answers with one; its answers differ."""
     one_of("format", format, GRAPHS)
     if int8 and format != "onnx":
         raise ValueError(f"--int8 works with --format onnx, not {format}")
@@ -57,14 +57,13 @@ def export(
     trained = model_folder.load(model)
     if trained.task not in TASKS:
         raise ValueError(f"{trained.folder} is a model for {trained.task}, and export takes those for {', '.join(TASKS)}")
-    if trained.mixture.by != NETWORK and not network:
-        raise ValueError(
-            f"{trained.folder} answers by the {trained.mixture.by}, and only its network can be exported: --network exports that alone,"
-            " whose answers differ; or train with --no-train.baseline"
-        )
     about = replace(describe(trained), format=format, int8=int8)
+    if network and about.blend is not None:
+        about = replace(about, blend=None, thresholds=[])
     with new_folder(out) as folder:
         shutil.copyfile(trained.folder / "tokenizer.json", folder / "tokenizer.json")
+        if about.blend is not None:
+            write_bag(trained.folder, folder, int8)
         graph = folder / GRAPHS[format]
         about = _write_graph(trained.model, about, graph)
         if int8:
@@ -73,6 +72,8 @@ def export(
             _quantise(graph)
         exported = OnnxModel(folder, about) if format == "onnx" else SavedModel(folder, about)
         about = replace(about, checks=check.compare(trained.model, exported, None if int8 else check.FLOAT32))
+        if about.blend is not None and not int8:
+            check.compare_answers(trained, exported)
         write_text(folder / "README.md", readme(about))
         names = sorted(path.name for path in folder.iterdir())
         about = replace(about, files={name: checksum(folder / name) for name in names})
@@ -101,7 +102,7 @@ def _traced(graph: nn.Module, model: Model, about: Manifest, path: Path, length:
     names = [f"state_{i}" for i in range(len(about.states))]
     outputs = ["logits", *(f"new_{name}" for name in names)]
     if about.task != "lm":
-        outputs = ["outputs", "pooled"] if about.task in ("classify", "regress") else ["pooled"]
+        outputs = ["pooled"] if about.task == "mlm" else ["outputs", "pooled"]
     try:
         with _silent():
             program = torch.export.export(graph.eval(), example, dynamic_shapes=shapes, strict=False)

@@ -10,12 +10,12 @@ import torch
 import tokmix
 from tokmix.core.optional import np
 from tokmix.export.graphs import RowGraph, StepGraph, state_specs
-from tokmix.runtime.folder import Manifest
-from tokmix.runtime.model import Outputs, TextModel
+from tokmix.runtime.folder import Blend, Manifest
+from tokmix.runtime.model import TextModel
 from tokmix.runtime.states import State
 from tokmix.training import model_folder
-from tokmix.training.baseline import bag_texts
 from tokmix.training.imports import import_files
+from tokmix.training.mixture import NETWORK
 from tokmix.training.model_folder import Trained
 
 
@@ -27,8 +27,13 @@ def describe(trained: Trained) -> Manifest:
         tokmix=tokmix.__version__, format="torch", int8=False, task=trained.task, labels=list(trained.labels),
         text_columns=list(trained.record["columns"].get("text") or ()), stack=config.stack, dim=config.dim, max_len=config.max_len,
         truncate=not trained.record["stream"], limit=trained.model.limit if steps else None, roles=dict(trained.roles),
-        states=state_specs(trained.model) if steps else [],
+        states=state_specs(trained.model) if steps else [], blend=blend_of(trained), thresholds=list(trained.mixture.thresholds),
     )  # fmt: skip
+
+
+def blend_of(trained: Trained) -> Blend | None:
+    mixture = trained.mixture
+    return None if mixture.by == NETWORK else Blend(mixture.network, mixture.bag, mixture.shift)
 
 
 class TorchModel(TextModel):
@@ -36,20 +41,9 @@ class TorchModel(TextModel):
 
     def __init__(self, trained: Trained):
         super().__init__(trained.folder, describe(trained))
-        self.trained = trained
         model = trained.model.eval()
         self.rows_graph = RowGraph(model) if trained.task != "lm" else None
         self.step_graph = StepGraph(model) if trained.task == "lm" else None
-
-    def run(self, rows: Sequence[tuple[str, ...]]) -> Outputs:
-        """With the bag of words, where the model folder answers by it too."""
-        found, trained = super().run(rows), self.trained
-        if not rows or found.outputs is None or trained.linear is None:
-            return found
-        encoded, _ = self.encoder.rows(rows)
-        texts = bag_texts(trained.tokenizer, trained.roles, trained.pair, [ids.tolist() for ids in encoded])
-        mixed = trained.mixture.outputs(found.outputs, trained.linear.scores(texts))
-        return found._replace(outputs=np.asarray(mixed, dtype=np.float32))
 
     @torch.inference_mode()
     def _run(self, ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:

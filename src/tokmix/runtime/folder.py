@@ -3,6 +3,7 @@
 manifest.json     format, task, labels, columns, roles of special tokens, states, what was checked, files
 tokenizer.json    as in the model folder
 model.onnx        or model.pt2 with `--format torch`
+linear.json, linear.safetensors    the bag of words, where it answers alone or with the network
 README.md         inputs and outputs for people
 """
 
@@ -12,12 +13,13 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from tokmix.core.optional import np
 from tokmix.runs.files import sha256_file
 from tokmix.runtime.states import StateSpec
 
 MANIFEST = "manifest.json"
 FORMAT = "tokmix-export"
-VERSION = 1
+VERSION = 2  # 1: the same without a bag of words and several labels
 GRAPHS = {"onnx": "model.onnx", "torch": "model.pt2"}
 
 
@@ -28,6 +30,18 @@ class Check:
     batch: int
     length: int
     difference: float
+
+
+@dataclass(frozen=True)
+class Blend:
+    """What answers: network * the network's outputs + bag * the scores of the bag of words + shift."""
+
+    network: float
+    bag: float
+    shift: float
+
+    def __call__(self, network: np.ndarray, bag: np.ndarray) -> np.ndarray:
+        return np.asarray(self.network * network + self.bag * bag + self.shift, dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,8 @@ class Manifest:
     roles: dict[str, int]  # ids of the special tokens
     chunk: int | None = None  # a language model's step takes this many tokens at a time; None: any number
     states: list[StateSpec] = field(default_factory=list)
+    blend: Blend | None = None  # None: the network alone answers
+    thresholds: list[float] = field(default_factory=list)  # of multilabel: a label is given from this probability on
     checks: list[Check] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)  # name: sha256
 
@@ -75,12 +91,15 @@ def read(folder: str | Path) -> Manifest:
         kind, version = known.pop("kind", None), known.pop("version", None)
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: {MANIFEST} cannot be read ({error})") from None
-    if kind != FORMAT or version != VERSION:
-        raise ValueError(f"{path / MANIFEST} has format {kind!r}, version {version!r}; this tokmix reads {FORMAT!r}, version {VERSION}")
+    if kind != FORMAT or version not in range(1, VERSION + 1):
+        raise ValueError(
+            f"{path / MANIFEST} has format {kind!r}, version {version!r}; this tokmix reads {FORMAT!r} up to version {VERSION}"
+        )
     try:
         states = [StateSpec(**{**one, "shape": tuple(one["shape"])}) for one in known.pop("states")]
         checks = [Check(**one) for one in known.pop("checks")]
-        manifest = Manifest(**known, states=states, checks=checks)
+        blend = Blend(**given) if (given := known.pop("blend", None)) else None
+        manifest = Manifest(**known, states=states, checks=checks, blend=blend)
     except (TypeError, KeyError) as error:
         raise ValueError(f"{path} is damaged: {MANIFEST} lacks something or holds too much ({error})") from None
     for name, wanted in manifest.files.items():

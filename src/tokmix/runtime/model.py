@@ -12,8 +12,7 @@ from typing import NamedTuple, TypedDict
 
 from tokmix.core.checks import check_text
 from tokmix.core.optional import np
-from tokmix.data.prepare.tokenize import Encoder, load_tokenizer
-from tokmix.runtime import states
+from tokmix.runtime import bag, states, tokenizer
 from tokmix.runtime.folder import Manifest
 from tokmix.runtime.sampling import Sampling, choose
 from tokmix.runtime.text import TextStream
@@ -23,10 +22,11 @@ TOKENS = 8192  # of a batch, padding included
 
 
 class Answer(TypedDict, total=False):
-    """As a line of `tokmix predict`: label and probabilities, or score."""
+    """As a line of `tokmix predict`: label or labels with probabilities, or score."""
 
     text: str | list[str]
     label: str
+    labels: list[str]
     probabilities: dict[str, float]
     score: float
 
@@ -43,8 +43,8 @@ class TextModel(ABC):
 
     def __init__(self, folder: str | Path, about: Manifest):
         self.folder, self.about = Path(folder), about
-        self.tokenizer = load_tokenizer(self.folder)
-        self.encoder = Encoder(self.tokenizer, about.max_len if about.truncate else None)
+        self.tokenizer = tokenizer.load(self.folder, about.max_len if about.truncate else None)
+        self.bag = bag.load(self.folder) if about.blend is not None else None
 
     @abstractmethod
     def _run(self, ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
@@ -56,18 +56,20 @@ class TextModel(ABC):
 
     # --- rows: classify, regress, embed ------------------------------------------------------------------------------
 
-    def predict(self, texts: Sequence[Text]) -> list[str] | list[float]:
-        """The label of each text, or its score."""
+    def predict(self, texts: Sequence[Text]) -> list[str] | list[float] | list[list[str]]:
+        """The label of each text, its labels where a text has several, or its score."""
         outputs = self._answers_to(texts)
         if self.about.task == "regress":
             return [float(score) for score in outputs]
+        if self.about.task == "multilabel":
+            return [self._labels(row) for row in outputs]
         return [self.about.labels[int(i)] for i in outputs.argmax(-1)]
 
     def predict_proba(self, texts: Sequence[Text]) -> np.ndarray:
         """Probabilities [N, classes], in the order of `about.labels`."""
-        if self.about.task != "classify":
+        if self.about.task not in ("classify", "multilabel"):
             raise ValueError(f"{self.folder} is a model for {self.about.task}, and predict_proba needs one for classify")
-        return softmax(self._answers_to(texts))
+        return self._chances(self._answers_to(texts))
 
     def answers(self, texts: Sequence[Text]) -> list[Answer]:
         """As `tokmix predict` prints them."""
@@ -77,9 +79,19 @@ class TextModel(ABC):
         shown = text if isinstance(text, str) else list(text) if len(text) > 1 else text[0]
         if self.about.task == "regress":
             return {"text": shown, "score": float(output)}
-        chances = softmax(output[None])[0].tolist()
-        label = self.about.labels[int(output.argmax())]
-        return {"text": shown, "label": label, "probabilities": dict(zip(self.about.labels, chances, strict=True))}
+        chances = dict(zip(self.about.labels, self._chances(output).tolist(), strict=True))
+        if self.about.task == "multilabel":
+            return {"text": shown, "labels": self._labels(output), "probabilities": chances}
+        return {"text": shown, "label": self.about.labels[int(output.argmax())], "probabilities": chances}
+
+    def _chances(self, outputs: np.ndarray) -> np.ndarray:
+        return softmax(outputs) if self.about.task == "classify" else sigmoid(outputs)
+
+    def _labels(self, output: np.ndarray) -> list[str]:
+        """Those of a text that may have several: from the threshold of each on."""
+        least = self.about.thresholds or [0.5] * len(self.about.labels)
+        raised = output - np.log(np.clip(least, 1e-6, 1 - 1e-6) / (1 - np.clip(least, 1e-6, 1 - 1e-6)))
+        return [label for label, one in zip(self.about.labels, raised, strict=True) if one > 0]
 
     def embed(self, texts: Sequence[Text]) -> np.ndarray:
         """A vector a text [N, D]: the mean of its tokens' last states."""
@@ -88,7 +100,7 @@ class TextModel(ABC):
         return self.run(self.rows(texts)).pooled
 
     def _answers_to(self, texts: Sequence[Text]) -> np.ndarray:
-        if self.about.task not in ("classify", "regress"):
+        if self.about.task not in ("classify", "multilabel", "regress"):
             raise ValueError(f"{self.folder} is a model for {self.about.task}, and predict needs one for classify or regress")
         outputs = self.run(self.rows(texts)).outputs
         assert outputs is not None
@@ -112,9 +124,9 @@ class TextModel(ABC):
     def run(self, rows: Sequence[tuple[str, ...]]) -> Outputs:
         """All rows, sorted by length so that little is padding, in batches of at most TOKENS tokens."""
         if not rows:
-            shape = (0, len(self.about.labels)) if self.about.task == "classify" else (0,)
+            shape = (0,) if self.about.task == "regress" else (0, len(self.about.labels))
             return Outputs(np.zeros(shape, np.float32), np.zeros((0, self.about.dim), np.float32), [], [])
-        encoded, cut = self.encoder.rows(rows)
+        encoded, cut = self.tokenizer.rows(rows)
         lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
         order, pieces, start = np.argsort(lengths, kind="stable"), [], 0
         while start < len(order):
@@ -124,12 +136,19 @@ class TextModel(ABC):
             pieces.append(self._run(*padded([encoded[i] for i in order[start:stop]], self.about.roles["pad"])))
             start = stop
         back = np.argsort(order, kind="stable")
-        outputs = [part for part, _ in pieces if part is not None]
+        outputs = None if pieces[0][0] is None else np.concatenate([part for part, _ in pieces if part is not None])[back]
+        if self.bag is not None and self.about.blend is not None and outputs is not None:
+            outputs = self.about.blend(outputs, self.bag.scores([self._bag_text(ids.tolist()) for ids in encoded]))
         short = set(cut)
-        return Outputs(
-            np.concatenate(outputs)[back] if outputs else None, np.concatenate([pooled for _, pooled in pieces])[back],
-            [i in short for i in range(len(encoded))], lengths.tolist(),
-        )  # fmt: skip
+        pooled = np.concatenate([part for _, part in pieces])[back]
+        return Outputs(outputs, pooled, [i in short for i in range(len(encoded))], lengths.tolist())
+
+    def _bag_text(self, ids: list[int]) -> str:
+        """The text whose words are counted: what the network does not see, the bag of words does not either."""
+        if not self.about.pair:
+            return self.tokenizer.decode(ids)
+        cut = ids.index(self.about.roles["sep"])
+        return bag.pair_text([self.tokenizer.decode(ids[:cut]), self.tokenizer.decode(ids[cut:])])
 
     # --- language models ---------------------------------------------------------------------------------------------
 
@@ -139,7 +158,7 @@ class TextModel(ABC):
             raise ValueError(f"{self.folder} is a model for {self.about.task}, and only one for lm continues a text")
         check_text(text)
         # In training a document begins after the end of the one before it.
-        start = [self.about.roles["eot"], *map(int, self.encoder.documents([text])[0])]
+        start = [self.about.roles["eot"], *map(int, self.tokenizer.documents([text])[0])]
         limit = self.about.limit
         if limit is not None and len(start) >= limit:
             raise ValueError(f"the prompt has {len(start) - 1} tokens, and this model takes at most {limit - 2} to go on from: shorten it")
@@ -199,3 +218,7 @@ def padded(rows: Sequence[np.ndarray], pad: int) -> tuple[np.ndarray, np.ndarray
 def softmax(logits: np.ndarray) -> np.ndarray:
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
     return shifted / shifted.sum(-1, keepdims=True)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-np.clip(logits, -80, 80)))

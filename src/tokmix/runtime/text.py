@@ -5,29 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+TAIL = 8  # tokens of the prompt that are decoded with the first new ones
+
 
 class Decodes(Protocol):
     def decode(self, ids: list[int]) -> str: ...
 
 
 class TextStream:
+    """Only the last few tokens are decoded at each step: the text of a long prompt is not read again for every token."""
+
     def __init__(self, tokenizer: Decodes, prompt: Sequence[int]):
-        self.tokenizer, self.ids, self.shown = tokenizer, list(prompt), 0
-        self.before = len(tokenizer.decode(self.ids))
+        self.tokenizer, self.ids = tokenizer, list(prompt[-TAIL:])
+        self.start, self.known = 0, len(self.ids)  # ids from start on are decoded; those before known have been shown
 
     def add(self, token: int) -> str:
         """What can be shown since the last token; "" while a character is incomplete."""
         self.ids.append(token)
-        text = self._text()
-        return "" if text.endswith("\ufffd") else self._show(text)
+        text = self._new()
+        if text.endswith("\ufffd"):
+            return ""
+        self.start, self.known = self.known, len(self.ids)
+        return text
 
     def end(self) -> str:
         """What is left when no token follows, an incomplete character included."""
-        return self._show(self._text())
+        text = self._new()
+        self.start, self.known = self.known, len(self.ids)
+        return text
 
-    def _text(self) -> str:
-        return self.tokenizer.decode(self.ids)[self.before :]
-
-    def _show(self, text: str) -> str:
-        new, self.shown = text[self.shown :], max(self.shown, len(text))
-        return new
+    def _new(self) -> str:
+        before = self.tokenizer.decode(self.ids[self.start : self.known])
+        return self.tokenizer.decode(self.ids[self.start :])[len(before) :]

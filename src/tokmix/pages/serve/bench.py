@@ -54,7 +54,7 @@ class Load:
 def make_load(model: TextModel, count: int) -> Load:
     """Requests of random words of the model's own vocabulary, and the answer to each when it is computed alone."""
     draw = random.Random(0)
-    words = [word for word in model.tokenizer.get_vocab(with_added_tokens=False) if word.isascii() and word.isalpha()] or ["a"]
+    words = [word for word in model.tokenizer.words() if word.isascii() and word.isalpha()] or ["a"]
     words.sort()
     texts = [" ".join(draw.choices(words, k=draw.randint(*WORDS))) for _ in range(count)]
     wanted: list[list[float] | str] = []
