@@ -1,37 +1,54 @@
-"""A time limit for the headers of a request: a reader that sends them a byte at a time would hold its connection for ever."""
+"""Time and size limits for the headers of a request: a client that sends them a byte at a time would hold its connection for ever."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 PATIENCE = 10.0  # seconds from the first byte, or from the connection, to the end of the headers
+HEADER_BYTES = 64 * 1024
 
 
 def patient_protocol(seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP protocol, which closes a connection whose headers are late. uvicorn itself only limits the time between requests."""
-    import h11
-    from uvicorn.protocols.http.h11_impl import H11Protocol
+    """uvicorn's HTTP protocol, which closes a connection whose headers are late or long. uvicorn itself limits neither."""
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    class Patient(H11Protocol):
+    class Patient(HttpToolsProtocol):
         timer: asyncio.TimerHandle | None = None
+        unfinished = False  # some headers are there, others are not
+        size = 0
 
-        def connection_made(self, transport: Any) -> None:
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._wait()
+            self._watch()
+
+        def on_message_begin(self) -> None:
+            self.unfinished, self.size = True, 0
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self.unfinished = False
+            super().on_headers_complete()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            if self.conn.their_state is not h11.IDLE:  # the headers are all there
+            if not self.unfinished and not self._idle():
                 self._stop()
-            elif self.timer is None:
-                self._wait()
+                return
+            self.size += len(data)
+            if self.unfinished and self.size > HEADER_BYTES:
+                self.transport.close()
+            elif self.timer is None and self.timeout_keep_alive_task is None:
+                self._watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop()
             super().connection_lost(exc)
 
-        def _wait(self) -> None:
+        def _idle(self) -> bool:
+            """Whether no request is being read or answered."""
+            return self.cycle is None or self.cycle.response_complete
+
+        def _watch(self) -> None:
             self.timer = self.loop.call_later(seconds, self._late)
 
         def _stop(self) -> None:
@@ -41,7 +58,7 @@ def patient_protocol(seconds: float) -> type[asyncio.Protocol]:
 
         def _late(self) -> None:
             self.timer = None
-            if not self.transport.is_closing():
+            if not self.transport.is_closing() and (self.unfinished or self._idle()):
                 self.transport.close()
 
     return Patient

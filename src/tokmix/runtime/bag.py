@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from tokmix.core.optional import np
@@ -20,38 +21,38 @@ from tokmix.runtime.safetensors import read_tensors
 
 NAME, WEIGHTS = "linear.json", "linear.safetensors"
 FORMAT, VERSION = "tokmix-linear", 1
-_SPACES = re.compile(r"\s\s+")
+WORDS, LONGEST = 50_000, 60  # words whose n-grams are remembered; letters of one that is too long for it
+CHUNK = 64  # texts at a time
 
 
-@dataclass(frozen=True)
 class Vocabulary:
-    analyzer: str  # word or char_wb, as scikit-learn names them
-    ngram_range: tuple[int, int]
-    places: dict[str, int]  # term -> feature
-    idf: np.ndarray  # [features]
-    words: re.Pattern[str]
+    """The terms of one analyzer, word or char_wb as scikit-learn names them."""
 
-    def terms(self, text: str) -> Iterator[str]:
-        """As TfidfVectorizer cuts a text."""
+    def __init__(self, analyzer: str, ngram_range: tuple[int, int], pattern: str, terms: Sequence[str], idf: np.ndarray, first: int):
+        """first: the number of its first feature"""
+        self.characters, self.ngram_range, self.pattern = analyzer == "char_wb", ngram_range, re.compile(pattern)
+        self.places = {term: first + i for i, term in enumerate(terms)}
+        self.idf = idf
+        self.of_word = lru_cache(WORDS)(self._of_word)
+
+    def features(self, text: str) -> list[int]:
+        """The numbers of the known terms, as often as the text has them; cut as TfidfVectorizer does."""
+        if self.characters:
+            return [place for word in text.lower().split() for place in (self.of_word if len(word) < LONGEST else self._of_word)(word)]
+        words = self.pattern.findall(text.lower())
         low, high = self.ngram_range
-        if self.analyzer == "word":
-            found = self.words.findall(text.lower())
-            for n in range(low, high + 1):
-                yield from found if n == 1 else (" ".join(found[i : i + n]) for i in range(len(found) - n + 1))
-            return
-        for word in _SPACES.sub(" ", text.lower()).split():
-            padded = f" {word} "
-            for n in range(low, high + 1):
-                yield from (padded[i : i + n] for i in range(max(len(padded) - n, 0) + 1))
-                if len(padded) <= n:  # a short word is counted once
-                    break
+        terms = words if low == 1 else []
+        for n in range(max(low, 2), high + 1):
+            terms = terms + [" ".join(words[i : i + n]) for i in range(len(words) - n + 1)]
+        return [place for term in terms if (place := self.places.get(term)) is not None]
 
-    def features(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """-> (numbers of the features, their values: sublinear TF-IDF of length 1)"""
-        counts = Counter(place for term in self.terms(text) if (place := self.places.get(term)) is not None)
-        places = np.fromiter(counts, dtype=np.int64, count=len(counts))
-        values = (1 + np.log(np.fromiter(counts.values(), dtype=np.float64, count=len(counts)))) * self.idf[places]
-        return places, values / max(float(np.sqrt(values @ values)), 1e-300)
+    def _of_word(self, word: str) -> list[int]:
+        padded, terms = f" {word} ", list[str]()
+        for n in range(self.ngram_range[0], self.ngram_range[1] + 1):
+            terms += [padded[i : i + n] for i in range(max(len(padded) - n, 0) + 1)]
+            if len(padded) <= n:  # a short word is counted once
+                break
+        return [place for term in terms if (place := self.places.get(term)) is not None]
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,27 @@ class BagOfWords:
 
     def scores(self, texts: Sequence[str]) -> np.ndarray:
         """[texts, classes] float32; [texts] of regress"""
-        found = np.zeros((len(texts), len(self.bias)))
-        for row, text in zip(found, texts, strict=True):
-            first = 0
-            for one in self.vocabularies:
-                places, values = one.features(text)
-                row += values @ self.weights[places + first]
-                first += len(one.idf)
-        found = (found * self.scale + self.bias).astype(np.float32)
+        parts = [self._products(texts[i : i + CHUNK]) for i in range(0, len(texts), CHUNK)]
+        found = (np.concatenate([np.zeros((0, len(self.bias))), *parts]) * self.scale + self.bias).astype(np.float32)
         return found[:, 0] if self.single else found
+
+    def _products(self, texts: Sequence[str]) -> np.ndarray:
+        """Sublinear TF-IDF of length 1 for each vocabulary, times the weights. [texts, classes]"""
+        found = np.zeros((len(texts), len(self.bias)))
+        for one in self.vocabularies:
+            counted = [Counter(one.features(text)) for text in texts]
+            rows = np.repeat(np.arange(len(texts)), [len(counts) for counts in counted])  # [terms]
+            places = np.fromiter((place for counts in counted for place in counts), dtype=np.int64, count=len(rows))
+            counts = np.fromiter((count for counts in counted for count in counts.values()), dtype=np.float64, count=len(rows))
+            values = (1 + np.log(counts)) * self.idf[places]
+            values /= np.sqrt(np.bincount(rows, values * values, len(texts)))[rows]
+            for k, column in enumerate((values[:, None] * self.weights[places]).T):
+                found[:, k] += np.bincount(rows, column, len(texts))
+        return found
+
+    @cached_property
+    def idf(self) -> np.ndarray:
+        return np.concatenate([one.idf for one in self.vocabularies])  # [features]
 
 
 def load(folder: Path) -> BagOfWords:
@@ -82,13 +95,12 @@ def load(folder: Path) -> BagOfWords:
         if known.get("format") != FORMAT or known.get("version") != VERSION:
             raise ValueError(f"format {known.get('format')!r}, version {known.get('version')!r}; version {VERSION} is read")
         tensors = read_tensors(folder / WEIGHTS)
-        vocabularies = [
-            Vocabulary(
-                one["analyzer"], tuple(one["ngram_range"]), {term: i for i, term in enumerate(one["terms"])}, tensors[f"idf.{i}"],
-                re.compile(one.get("token_pattern", r"(?u)\w+")),
-            )
-            for i, one in enumerate(known["vocabularies"])
-        ]  # fmt: skip
+        vocabularies, first = [], 0
+        for i, one in enumerate(known["vocabularies"]):
+            idf = tensors[f"idf.{i}"]
+            pattern = one.get("token_pattern", r"(?u)\w+")
+            vocabularies.append(Vocabulary(one["analyzer"], tuple(one["ngram_range"]), pattern, one["terms"], idf, first))
+            first += len(idf)
         weights = np.ascontiguousarray(tensors["weights"].T)
         scale = tensors.get("scale", np.ones(weights.shape[1], np.float32))
         return BagOfWords(vocabularies, weights, scale, tensors["bias"], known["task"] == "regress")

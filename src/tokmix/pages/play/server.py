@@ -29,7 +29,7 @@ def serve(
         from tokmix.pages.play.app import AT_ONCE, create
         from tokmix.pages.play.engine import Engine
     except ImportError as error:
-        raise ImportError(f"play needs the packages fastapi and uvicorn: pip install 'tokmix[play]' ({error})") from error
+        raise ImportError(f"play needs the packages fastapi, httptools and uvicorn: pip install 'tokmix[play]' ({error})") from error
     within("port", port, 0, 65535)
     import_files(imports)
     engine = Engine(model_folder.load(model), None if against is None else model_folder.load(against))

@@ -6,22 +6,19 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from tokmix.pages.serve import schemas
-from tokmix.pages.serve.batcher import Batcher, Closed, Full
 from tokmix.pages.serve.completions import Answer, Stops, pieces
-from tokmix.pages.serve.door import Door, Refusal, failure, noted
-from tokmix.pages.serve.metrics import Metrics
-from tokmix.pages.serve.writer import Row, Writer
-from tokmix.runtime.model import Outputs, TextModel
-from tokmix.runtime.sampling import Sampling
+from tokmix.pages.serve.door import AGAIN, REFUSALS, Door, Refusal, failure, failure_of
+from tokmix.pages.serve.service import Bounds, Service
+from tokmix.pages.serve.writer import Row
+from tokmix.runtime.model import TextModel
 
 WHY = {
     400: "not JSON", 401: "no token, or a wrong one", 404: "no such model", 408: "the body came too slowly", 413: "too large",
@@ -31,75 +28,10 @@ WHY = {
 Responses = dict[int | str, dict[str, Any]]
 ERRORS: Responses = {status: {"model": schemas.Error, "description": why} for status, why in WHY.items()}
 PLAIN_ERRORS: Responses = {status: ERRORS[status] for status in (401, 413, 408, 421)}
-AGAIN = {"Retry-After": "1"}
 TOO_LONG = ("string_too_long", "too_long")  # as pydantic calls it
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """batch    rows computed at once, or texts written at once
-    queue    rows that may wait for them
-    seconds  for one request
-    context  tokens of a prompt and what follows it
-    """
-
-    batch: int = 64
-    queue: int = 1024
-    seconds: float = 30.0
-    context: int = 4096
-
-
-class Service:
-    """The model and what computes with it."""
-
-    def __init__(self, model: TextModel, name: str, bounds: Bounds):
-        self.model, self.name, self.bounds, self.metrics = model, name, bounds, Metrics()
-        kind = Writer if model.about.task == "lm" else Batcher
-        self.worker: Writer | Batcher = kind(model, bounds.batch, bounds.queue, self.metrics.batch_rows.observe)
-        self.ready = True
-
-    def check_name(self, given: str | None) -> None:
-        if given is not None and given != self.name:
-            raise Refusal(404, f"this server has the model {self.name!r}, not {given[:80]!r}")
-
-    async def rows(self, asked: schemas.RowsRequest) -> Outputs:
-        assert isinstance(self.worker, Batcher)
-        self.check_name(asked.model)
-        given = asked.rows()
-        noted.get().texts = [" | ".join(row) for row in given]
-        rows = [self.model.row(row) for row in given]
-        try:
-            found = await asyncio.wait_for(self.worker.submit(rows), self.bounds.seconds)
-        except TimeoutError:
-            raise Refusal(503, f"no answer within {self.bounds.seconds:g} s", AGAIN) from None
-        self.count(sum(found.tokens), 0, rows=len(rows))
-        return found
-
-    def write(self, asked: schemas.CompletionRequest) -> list[Row]:
-        assert isinstance(self.worker, Writer)
-        self.check_name(asked.model)
-        prompts = asked.prompts()
-        noted.get().texts = prompts
-        begun: list[Row] = []
-        try:
-            for i, (ids, room) in enumerate([self.model.prompt(text, asked.max_tokens) for text in prompts]):
-                if len(ids) + room > self.bounds.context:
-                    raise Refusal(413, f"prompt {i} has {len(ids)} tokens; with max_tokens at most {self.bounds.context} are taken")
-                seed = None if asked.seed is None else asked.seed + i
-                begun.append(self.worker.submit(ids, room, Sampling(asked.temperature, asked.top_k, asked.top_p, seed)))
-        except BaseException:
-            for row in begun:
-                row.gone = True
-            raise
-        return begun
-
-    def count(self, read: int, made: int, **more: int) -> None:
-        self.metrics.tokens.labels("read").inc(read)
-        self.metrics.tokens.labels("written").inc(made)
-        noted.get().numbers = {**more, "tokens_read": read, "tokens_written": made}
-
-
-def create(model: TextModel, name: str, bounds: Bounds, hosts: Sequence[str] | None, token: str | None, log: str) -> FastAPI:
+def create(model: TextModel, name: str, bounds: Bounds, hosts: Sequence[str] | None, token: str | None, log: str) -> Door:
     service = Service(model, name, bounds)
 
     @asynccontextmanager
@@ -117,26 +49,15 @@ def create(model: TextModel, name: str, bounds: Bounds, hosts: Sequence[str] | N
     else:
         _add_rows(app, service)
     paths = [path for route in app.routes if (path := getattr(route, "path", None))]
-    app.add_middleware(Door, hosts=hosts, token=token, metrics=service.metrics, paths=paths, log=log)
-    return app
+    return Door(app, hosts, token, service.metrics, paths, log, service.quick())
 
 
 def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(Refusal)
-    async def refused(request: Request, error: Refusal) -> Response:
-        return failure(error.status, error.why, error.headers)
+    async def refused(request: Request, error: Exception) -> Response:
+        return failure_of(error)
 
-    @app.exception_handler(Full)
-    async def full(request: Request, error: Full) -> Response:
-        return failure(429, "too many rows wait: come again", AGAIN)
-
-    @app.exception_handler(Closed)
-    async def closed(request: Request, error: Closed) -> Response:
-        return failure(503, "the server is about to end", AGAIN)
-
-    @app.exception_handler(ValueError)
-    async def wrong(request: Request, error: ValueError) -> Response:
-        return failure(422, str(error))
+    for kind in REFUSALS:
+        app.add_exception_handler(kind, refused)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -175,35 +96,23 @@ def _add_status(app: FastAPI, service: Service) -> None:
 
 
 def _add_rows(app: FastAPI, service: Service) -> None:
+    """Requests that are well-formed are answered before FastAPI (door.py); it answers the others, and writes the OpenAPI page."""
     model = service.model
 
-    async def classify(asked: schemas.RowsRequest) -> JSONResponse:
-        """A label and probabilities of each text, or its score."""
-        found = await service.rows(asked)
-        assert found.outputs is not None
-        data = []
-        for i, (output, cut) in enumerate(zip(found.outputs, found.cut, strict=True)):
-            answer = model.answer("", output)
-            data.append({"index": i, **{key: value for key, value in answer.items() if key != "text"}, "truncated": cut})
-        return JSONResponse({"object": "list", "model": service.name, "data": data, "usage": _usage(found)})
+    async def classify(asked: schemas.RowsRequest) -> Response:
+        """A label, or several, and probabilities of each text, or its score."""
+        return Response(await service.classify(asked), media_type="application/json")
 
-    async def embeddings(asked: schemas.RowsRequest) -> JSONResponse:
+    async def embeddings(asked: schemas.RowsRequest) -> Response:
         """A vector of each text."""
-        found = await service.rows(asked)
-        data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(found.pooled.tolist())]
-        return JSONResponse({"object": "list", "model": service.name, "data": data, "usage": _usage(found)})
+        return Response(await service.embeddings(asked), media_type="application/json")
 
     # FastAPI reads what a route takes from its annotations; which it is depends on the model.
     classify.__annotations__["asked"] = schemas.PairsRequest if model.about.pair else schemas.TextsRequest
     embeddings.__annotations__["asked"] = schemas.PairsToEmbed if model.about.pair else schemas.TextsToEmbed
-    if model.about.task in ("classify", "regress"):
+    if model.about.task != "mlm":
         app.post("/v1/classify", responses=ERRORS, response_model=schemas.Classifications, response_model_exclude_none=True)(classify)
     app.post("/v1/embeddings", responses=ERRORS, response_model=schemas.Embeddings)(embeddings)
-
-
-def _usage(found: Outputs) -> dict[str, int]:
-    total = sum(found.tokens)
-    return {"prompt_tokens": total, "completion_tokens": 0, "total_tokens": total}
 
 
 def _add_completions(app: FastAPI, service: Service) -> None:

@@ -59,19 +59,20 @@ class Batcher:
 
     def _work(self) -> None:
         while batch := self._next():
-            batch = [job for job in batch if not job.answer.cancelled()]
+            batch = [job for job in batch if not job.answer.done()]
             if not batch:
                 continue
             rows = [row for job in batch for row in job.rows]
             self.seen(len(rows))
             try:
                 found, start = self.model.run(rows), 0
+                answers: list[tuple[Job, Outputs | Exception]] = []
                 for job in batch:
-                    _tell(job, _part(found, start, start + len(job.rows)))
+                    answers.append((job, _part(found, start, start + len(job.rows))))
                     start += len(job.rows)
             except Exception as error:  # the thread serves everyone: what one batch meets must not end it
-                for job in batch:
-                    _tell(job, error)
+                answers = [(job, error) for job in batch]
+            batch[0].loop.call_soon_threadsafe(_settle, answers)
 
     def _next(self) -> list[Job]:
         with self.ready:
@@ -92,13 +93,12 @@ def _part(outputs: Outputs, start: int, stop: int) -> Outputs:
     return Outputs(answers, outputs.pooled[start:stop], outputs.cut[start:stop], outputs.tokens[start:stop])
 
 
-def _tell(job: Job, found: Outputs | Exception) -> None:
-    def settle() -> None:
+def _settle(answers: list[tuple[Job, Outputs | Exception]]) -> None:
+    """One wake-up of the event loop for a whole batch."""
+    for job, found in answers:
         if job.answer.done():  # its reader has gone
-            return
+            continue
         if isinstance(found, Exception):
             job.answer.set_exception(found)
         else:
             job.answer.set_result(found)
-
-    job.loop.call_soon_threadsafe(settle)

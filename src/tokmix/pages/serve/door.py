@@ -7,13 +7,14 @@ import hmac
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tokmix.pages.serve.batcher import Closed, Full
 from tokmix.pages.serve.metrics import Metrics
 
 BODY = 1 << 20  # bytes
@@ -50,11 +51,35 @@ class Refusal(Exception):
     headers: dict[str, str] | None = None
 
 
-class Door:
-    """hosts: what a request's Host may say, None: anything. token: what `Authorization: Bearer` has to give, None: nothing."""
+AGAIN = {"Retry-After": "1"}
+REFUSALS = (Refusal, Full, Closed, ValueError)
 
-    def __init__(self, app: ASGIApp, hosts: Sequence[str] | None, token: str | None, metrics: Metrics, paths: Sequence[str], log: str):
-        self.app, self.hosts, self.metrics, self.paths, self.log = app, hosts, metrics, frozenset(paths), log
+
+def failure_of(error: Exception) -> JSONResponse:
+    if isinstance(error, Refusal):
+        return failure(error.status, error.why, error.headers)
+    if isinstance(error, Full):
+        return failure(429, "too many rows wait: come again", AGAIN)
+    if isinstance(error, Closed):
+        return failure(503, "the server is about to end", AGAIN)
+    return failure(422, str(error))
+
+
+class Door:
+    """hosts: what a request's Host may say, None: anything. token: what `Authorization: Bearer` has to give, None: nothing.
+    quick: paths whose well-formed requests are answered here; the app answers all others."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: Sequence[str] | None,
+        token: str | None,
+        metrics: Metrics,
+        paths: Sequence[str],
+        log: str,
+        quick: Mapping[str, Callable[[bytes], Awaitable[bytes] | None]],
+    ):
+        self.app, self.hosts, self.metrics, self.paths, self.log, self.quick = app, hosts, metrics, frozenset(paths), log, quick
         self.token = None if token is None else token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,8 +102,9 @@ class Door:
             took = time.perf_counter() - begin
             self.metrics.open.dec()
             path = scope["path"] if scope["path"] in self.paths else "other"  # strangers must not make up label values
-            self.metrics.requests.labels(path, str(status)).inc()
-            self.metrics.seconds.labels(path).observe(took)
+            requests, seconds = self.metrics.of(path, status)
+            requests.inc()
+            seconds.observe(took)
             self._write_log(scope, status, took, note)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,7 +114,12 @@ class Door:
             self._check_token(scope["path"], headers.get(b"authorization", ""))
             body = await read_body(headers, receive)
         except Refusal as refused:
-            return await failure(refused.status, refused.why, refused.headers)(scope, receive, send)
+            return await failure_of(refused)(scope, receive, send)
+        quick = self.quick.get(scope["path"]) if scope["method"] == "POST" else None
+        if quick is not None and headers.get(b"content-type", "").partition(";")[0].strip().lower() == "application/json":
+            answer = quick(body)
+            if answer is not None:
+                return await _send(answer, scope, receive, send)
         return await self.app(scope, _again(body, receive), send)
 
     def _check_host(self, named: str) -> None:
@@ -116,6 +147,17 @@ class Door:
         if self.log == "texts":
             line["texts"] = note.texts
         print(json.dumps(line), file=sys.stderr, flush=True)
+
+
+async def _send(answer: Awaitable[bytes], scope: Scope, receive: Receive, send: Send) -> None:
+    try:
+        body = await answer
+    except REFUSALS as error:
+        await failure_of(error)(scope, receive, send)
+        return
+    head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": head})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def read_body(headers: dict[bytes, str], receive: Receive) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -20,8 +21,14 @@ class Metrics:
             "tokmix_request_seconds", "Time to the end of the answer.", ["path"], buckets=SECONDS, registry=self.registry
         )
         self.batch_rows = Histogram("tokmix_batch_rows", "Rows that were computed together.", buckets=ROWS, registry=self.registry)
-        self.tokens = Counter("tokmix_tokens_total", "Tokens read and written.", ["kind"], registry=self.registry)
+        tokens = Counter("tokmix_tokens_total", "Tokens read and written.", ["kind"], registry=self.registry)
+        self.read, self.written = tokens.labels("read"), tokens.labels("written")
         self.open = Gauge("tokmix_requests_open", "Requests being answered.", multiprocess_mode="livesum", registry=self.registry)
+
+    @cache  # noqa: B019 - one of these a process
+    def of(self, path: str, status: int) -> tuple[Counter, Histogram]:
+        """Those of a path and a status; looking labels up takes longer than counting."""
+        return self.requests.labels(path, str(status)), self.seconds.labels(path)
 
     def text(self) -> bytes:
         if not os.environ.get(SHARED):

@@ -91,6 +91,7 @@ class Usage(BaseModel):
 class Classified(BaseModel):
     index: int
     label: str | None = None
+    labels: list[str] | None = None
     probabilities: dict[str, float] | None = None
     score: float | None = None
     truncated: bool = Field(description="whether the text was cut to the model's length")

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from tokmix.core.checks import at_least, one_of, within
+from tokmix.pages.headers import PATIENCE, patient_protocol
 from tokmix.pages.listen import is_local, listen, names_of
 from tokmix.runtime.folder import is_exported
 from tokmix.runtime.model import TextModel
@@ -26,9 +27,10 @@ from tokmix.runtime.model import TextModel
 if TYPE_CHECKING:
     import uvicorn
 
-HEADER_SECONDS = 10.0  # for a request's headers to arrive
+HEADER_SECONDS = PATIENCE
 CONNECTIONS = 1024
 GRACE = 30  # seconds for what is in flight at the end
+SWITCH = 5e-4  # seconds until a thread hands over: what computes and what reads HTTP share the interpreter
 LOGS = ("requests", "texts", "none")
 
 
@@ -93,11 +95,12 @@ def serve(settings: ServeSettings) -> None:
     """Blocks until SIGTERM or Ctrl-C."""
     try:
         import fastapi  # noqa: F401
+        import httptools  # noqa: F401
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            f"serve needs the packages fastapi, uvicorn and prometheus-client: pip install 'tokmix[serve]' ({error})"
+            f"serve needs the packages fastapi, httptools, uvicorn and prometheus-client: pip install 'tokmix[serve]' ({error})"
         ) from error
     token = read_token(settings.token)
     model = load_model(settings)  # also with several workers: what is wrong with the folder is told once, here
@@ -125,17 +128,18 @@ def run_worker(settings: ServeSettings, token: str | None, listener: socket.sock
 def make_server(settings: ServeSettings, token: str | None, listener: socket.socket, model: TextModel | None = None) -> uvicorn.Server:
     import uvicorn
 
-    from tokmix.pages.serve.app import Bounds, create
-    from tokmix.pages.serve.protocol import TimedProtocol
+    from tokmix.pages.serve.app import create
+    from tokmix.pages.serve.service import Bounds
 
     model = load_model(settings) if model is None else model
+    sys.setswitchinterval(SWITCH)
     where = listener.getsockname()[0]
     hosts = names_of(f"[{where}]" if ":" in where else where) if is_local(settings.host) else None
     bounds = Bounds(settings.batch, settings.queue, settings.seconds)
     app = create(model, name_of(settings.model), bounds, hosts, token, settings.log)
     config = uvicorn.Config(
-        app, http=TimedProtocol, log_level="error", access_log=False, limit_concurrency=CONNECTIONS, timeout_keep_alive=5,
-        server_header=False, ws="none", timeout_graceful_shutdown=GRACE, lifespan="on",
+        app, http=patient_protocol(HEADER_SECONDS), log_level="error", access_log=False, limit_concurrency=CONNECTIONS, ws="none",
+        timeout_keep_alive=5, server_header=False, date_header=False, timeout_graceful_shutdown=GRACE, lifespan="on",
     )  # fmt: skip
     return uvicorn.Server(config)
 
