@@ -21,6 +21,7 @@ from tokmix.core.optional import np
 from tokmix.export import check
 from tokmix.export.bag import write_bag
 from tokmix.export.graphs import RowGraph, StepGraph
+from tokmix.export.int8 import quantise
 from tokmix.export.readme import readme
 from tokmix.export.torch_model import describe
 from tokmix.runs.files import check_free, new_folder, write_text
@@ -69,7 +70,8 @@ def export(
         if int8:
             # The float32 graph has to agree before it is rounded: what int8 then loses is rounding alone.
             check.compare(trained.model, OnnxModel(folder, about), check.FLOAT32)
-            _quantise(graph)
+            with _silent():
+                quantise(graph)
         exported = OnnxModel(folder, about) if format == "onnx" else SavedModel(folder, about)
         about = replace(about, checks=check.compare(trained.model, exported, None if int8 else check.FLOAT32))
         if about.blend is not None and not int8:
@@ -142,18 +144,6 @@ def _check_dynamic(program: torch.export.ExportedProgram, length: int | None) ->
     sizes = ids.meta["val"].shape
     if isinstance(sizes[0], int) or (length is None and isinstance(sizes[1], int) and sizes[1] != 1):
         raise ValueError(f"tracing fixed the shape {list(sizes)}")
-
-
-def _quantise(graph: Path) -> None:
-    """Weights of matrix products and embeddings as int8, activations rounded as they come (dynamic quantisation)."""
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    whole = onnx.load(graph)
-    del whole.graph.value_info[:]  # shapes of the trace's example, which the quantiser would take for all there are
-    with _silent():
-        # One scale a matrix: onnxruntime has no kernel for a scale a channel where weights have a dimension of heads.
-        quantize_dynamic(whole, graph, weight_type=QuantType.QInt8)
 
 
 class SavedModel(TextModel):
