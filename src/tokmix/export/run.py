@@ -31,6 +31,7 @@ from tokmix.runtime.onnx import OnnxModel
 from tokmix.runtime.states import State
 from tokmix.training import model_folder
 from tokmix.training.imports import import_files
+from tokmix.training.model_folder import RECORD
 
 TASKS = ("classify", "multilabel", "regress", "mlm", "lm")
 Example = tuple[Tensor, ...] | tuple[Tensor, Tensor, list[Tensor]]
@@ -61,6 +62,8 @@ def export(
     about = replace(describe(trained), format=format, int8=int8)
     if network and about.blend is not None:
         about = replace(about, blend=None, thresholds=[])
+    if not int8 and not network:
+        about = replace(about, source=checksum(trained.folder / RECORD))
     with new_folder(out) as folder:
         shutil.copyfile(trained.folder / "tokenizer.json", folder / "tokenizer.json")
         if about.blend is not None:
@@ -148,6 +151,8 @@ def _check_dynamic(program: torch.export.ExportedProgram, length: int | None) ->
 
 class SavedModel(TextModel):
     """An exported torch program, loaded from its file: what `--format torch` is checked with."""
+
+    engine = "torch"
 
     def __init__(self, folder: Path, about: Manifest):
         super().__init__(folder, about)

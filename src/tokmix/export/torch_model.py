@@ -39,6 +39,8 @@ def blend_of(trained: Trained) -> Blend | None:
 class TorchModel(TextModel):
     """The graphs themselves, not traced: what is served and what is exported are one computation."""
 
+    engine = "torch"
+
     def __init__(self, trained: Trained):
         super().__init__(trained.folder, describe(trained))
         model = trained.model.eval()

@@ -62,6 +62,7 @@ class Manifest:
     states: list[StateSpec] = field(default_factory=list)
     blend: Blend | None = None  # None: the network alone answers
     thresholds: list[float] = field(default_factory=list)  # of multilabel: a label is given from this probability on
+    source: str = ""  # sha256 of the training.json of the model that this one answers as; "" where it differs (int8, --network)
     checks: list[Check] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)  # name: sha256
 

@@ -41,6 +41,8 @@ class Outputs(NamedTuple):
 class TextModel(ABC):
     """A subclass writes `_run` and `_step`."""
 
+    engine: str  # what computes
+
     def __init__(self, folder: str | Path, about: Manifest):
         self.folder, self.about = Path(folder), about
         self.tokenizer = tokenizer.load(self.folder, about.max_len if about.truncate else None)

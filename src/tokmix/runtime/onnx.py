@@ -12,6 +12,8 @@ from tokmix.runtime.states import State
 
 
 class OnnxModel(TextModel):
+    engine = "onnxruntime"
+
     def __init__(self, folder: str | Path, about: folders.Manifest, threads: int | None = None):
         super().__init__(folder, about)
         try:

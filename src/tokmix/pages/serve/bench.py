@@ -221,13 +221,21 @@ def server(folder: str, batch: int, threads: int) -> Iterator[tuple[int, int]]:
     """A server of its own -> its process and port."""
     words = [sys.executable, "-m", "tokmix", "serve", folder, "--port", "0", "--log", "none", "--batch", str(batch)]
     words += ["--threads", str(threads)]
+    begin = time.perf_counter()
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
         if not line.startswith("http://"):
             raise ValueError(f"no server came up for {folder}")
-        yield process.pid, int(line.split(":")[2].split()[0])
+        port = int(line.split(":")[2].split()[0])
+        with socket.create_connection(("127.0.0.1", port)) as asked:  # the socket listens before the server takes requests
+            asked.sendall(b"GET /readyz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            ready = asked.recv(64).startswith(b"HTTP/1.1 200")
+        print(
+            f"{line.split('  ')[1].strip()}, --batch {batch}: {'ready' if ready else 'not ready'} after {time.perf_counter() - begin:.2f} s"
+        )
+        yield process.pid, port
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)

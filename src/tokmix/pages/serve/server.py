@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from tokmix.core.checks import at_least, one_of, within
 from tokmix.pages.headers import PATIENCE, patient_protocol
 from tokmix.pages.listen import is_local, listen, names_of
-from tokmix.runtime.folder import is_exported
+from tokmix.runtime.folder import checksum, is_exported, read
 from tokmix.runtime.model import TextModel
 
 if TYPE_CHECKING:
@@ -31,12 +31,13 @@ HEADER_SECONDS = PATIENCE
 CONNECTIONS = 1024
 GRACE = 30  # seconds for what is in flight at the end
 SWITCH = 5e-4  # seconds until a thread hands over: what computes and what reads HTTP share the interpreter
+EXPORTED = "exported"  # of a run, where `tokmix export RUN --out RUN/exported` put it
 LOGS = ("requests", "texts", "none")
 
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """model    a folder of `tokmix train` (computed by torch) or of `tokmix export` (by onnxruntime, without torch)
+    """model    a folder of `tokmix export` (computed by onnxruntime, without torch) or of `tokmix train`: by torch, or by its exported/
     token    a file that holds the token requests have to give
     log      requests: a line of JSON each, without texts; texts: with them; none
     batch    rows computed at once; queue: rows that may wait; seconds: for one request
@@ -74,16 +75,27 @@ def read_token(path: str | None) -> str | None:
 
 
 def load_model(settings: ServeSettings) -> TextModel:
-    if is_exported(settings.model):
+    """An exported folder; of a run the exported folder in it, where that is of this very model, which starts without torch."""
+    found = next((folder for folder in (Path(settings.model), Path(settings.model) / EXPORTED) if is_exported(folder)), None)
+    if found is not None and (found == Path(settings.model) or _is_of(found, settings.model)):
         from tokmix.runtime import load
 
-        return load(settings.model, settings.threads)
+        return load(found, settings.threads)
     import torch
 
     from tokmix.export.torch_model import load as load_torch
 
     torch.set_num_threads(settings.threads)
     return load_torch(settings.model, settings.imports)
+
+
+def _is_of(exported: Path, model: str) -> bool:
+    """Whether a folder was exported from the model as it is now, and answers as it does."""
+    records = [path for path in (Path(model) / "training.json", Path(model) / "model" / "training.json") if path.is_file()]
+    if records and read(exported).source == checksum(records[0]):
+        return True
+    print(f"{exported} is not of this model as it is: the model is computed by torch; export it again", file=sys.stderr)
+    return False
 
 
 def name_of(folder: str) -> str:
@@ -111,7 +123,7 @@ def serve(settings: ServeSettings) -> None:
     with listen(settings.host, settings.port) as listener:
         where = listener.getsockname()
         shown = f"[{where[0]}]" if ":" in where[0] else where[0]
-        print(f"http://{shown}:{where[1]}  {name_of(settings.model)}, {model.about.task}  (Ctrl-C ends it)", flush=True)
+        print(f"http://{shown}:{where[1]}  {name_of(settings.model)}, {model.about.task}, by {model.engine}  (Ctrl-C ends it)", flush=True)
         if settings.workers == 1:
             run_worker(settings, token, listener, model)
         else:
