@@ -1,5 +1,5 @@
 """A bag of words: TF-IDF of word 1-2 grams, of character 2-5 grams where they help, of pairs what the two texts have in common
-(pair_features.py), and one linear layer, from scikit-learn.
+(runtime/pair_features.py), and one linear layer, from scikit-learn.
 
 It is fitted in seconds, before the network, with the settings that are best on held-out rows. Its output for a row is a score for
 each class (or the target's value for regress). A model folder keeps it without pickle:
@@ -24,7 +24,7 @@ import torch
 
 from tokmix.core.optional import need, np
 from tokmix.training.checkpoint import load_tensors, save_tensors
-from tokmix.training.pair_features import PairFeatures, measured
+from tokmix.runtime.pair_features import PairFeatures, measured
 
 NAME, WEIGHTS = "linear.json", "linear.safetensors"
 FORMAT, VERSION = "tokmix-linear", 2
