@@ -38,3 +38,12 @@ def test_scores_are_those_of_scikit_learn(tmp_path: Path, task: str) -> None:
     (out / bag.NAME).write_text("{}")
     with pytest.raises(ValueError, match="is damaged: format None"):
         bag.load(out)
+
+
+def test_pairs_are_measured_as_in_training(tmp_path: Path) -> None:
+    pairs = list(zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True))
+    linear.fit_kind("classify", pairs, np.arange(len(pairs)) % 2, 2, linear.Kind("svm", 1.0, characters=True)).save(tmp_path)
+    known = linear.load(tmp_path)
+    assert known is not None and known.made.pairs is not None
+    odd = [(one, other) for one in ODD for other in ODD]
+    np.testing.assert_allclose(bag.load(tmp_path).scores(pairs + odd), known.scores(pairs + odd), atol=1e-5)

@@ -140,17 +140,18 @@ class TextModel(ABC):
         back = np.argsort(order, kind="stable")
         outputs = None if pieces[0][0] is None else np.concatenate([part for part, _ in pieces if part is not None])[back]
         if self.bag is not None and self.about.blend is not None and outputs is not None:
-            outputs = self.about.blend(outputs, self.bag.scores([self._bag_text(ids.tolist()) for ids in encoded]))
+            outputs = self.about.blend(outputs, self.bag.scores([self._bag_row(ids.tolist()) for ids in encoded]))
         short = set(cut)
         pooled = np.concatenate([part for _, part in pieces])[back]
         return Outputs(outputs, pooled, [i in short for i in range(len(encoded))], lengths.tolist())
 
-    def _bag_text(self, ids: list[int]) -> str:
-        """The text whose words are counted: what the network does not see, the bag of words does not either."""
+    def _bag_row(self, ids: list[int]) -> bag.Row:
+        """The text whose words are counted, or the two: what the network does not see, the bag of words does not either."""
         if not self.about.pair:
             return self.tokenizer.decode(ids)
-        cut = ids.index(self.about.roles["sep"])
-        return bag.pair_text([self.tokenizer.decode(ids[:cut]), self.tokenizer.decode(ids[cut:])])
+        ends = self.about.roles["sep"]
+        cut = ids.index(ends) if ends in ids else len(ids)
+        return self.tokenizer.decode(ids[:cut]), self.tokenizer.decode(ids[cut:])
 
     # --- language models ---------------------------------------------------------------------------------------------
 

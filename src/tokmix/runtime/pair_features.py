@@ -75,6 +75,10 @@ class PairFeatures:
         knots = np.quantile(found, np.linspace(0.05, 0.95, STEPS), axis=0).T
         return cls(found.mean(0), np.maximum(found.std(0), 1e-6), knots)
 
+    @property
+    def size(self) -> int:
+        return len(self.mean) + self.knots.size
+
     def __call__(self, found: np.ndarray) -> np.ndarray:
         """[rows, measures] -> [rows, measures * (1 + STEPS)] float32"""
         far = np.clip((found - self.mean) / self.deviation, -5, 5)

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 
 from tokmix.core.optional import need, np
-from tokmix.training.checkpoint import load_tensors, save_tensors
+from tokmix.runtime.bag import Row, pair_text
 from tokmix.runtime.pair_features import PairFeatures, measured
+from tokmix.training.checkpoint import load_tensors, save_tensors
 
 NAME, WEIGHTS = "linear.json", "linear.safetensors"
 FORMAT, VERSION = "tokmix-linear", 2
@@ -40,22 +41,11 @@ CHARACTER_TEXT = (
 LOGISTIC_CLASSES = 8  # logistic regression is tried up to so many classes: one fit a class takes long beyond
 WORDS = {"analyzer": "word", "ngram_range": [1, 2], "token_pattern": r"(?u)\w+|[^\w\s]"}
 CHARACTERS = {"analyzer": "char_wb", "ngram_range": [2, 5], "min_df": 3}
-Row = str | tuple[str, ...]  # a text, or the two of a pair
 GRID = {"svm": (0.3, 1.0, 0.1, 3.0), "logistic": (4.0, 16.0), "ridge": (0.3, 1.0, 3.0)}
 
 
 def available() -> bool:
     return importlib.util.find_spec("sklearn") is not None
-
-
-def pair_text(row: Row) -> str:
-    """The text whose words are counted. Of a pair: where each word stands, and whether the other text has it."""
-    if isinstance(row, str):
-        return row
-    first, second = (text.lower().split() for text in row)
-    there, here = set(first), set(second)
-    marked = [*(f"2_{word}" for word in second), *(f"{'b' if word in there else 'n'}_{word}" for word in second)]
-    return " ".join([*first, *marked, *(f"m_{word}" for word in first if word not in here)])
 
 
 @dataclass(frozen=True)
