@@ -18,7 +18,6 @@ from tokmix.runtime.sampling import Sampling, choose
 from tokmix.runtime.text import TextStream
 
 Text = str | tuple[str, ...]
-TOKENS = 8192  # of a batch, padding included
 
 
 class Answer(TypedDict, total=False):
@@ -42,6 +41,7 @@ class TextModel(ABC):
     """A subclass writes `_run` and `_step`."""
 
     engine: str  # what computes
+    tokens = 8192  # of a batch, padding included
 
     def __init__(self, folder: str | Path, about: Manifest):
         self.folder, self.about = Path(folder), about
@@ -124,7 +124,7 @@ class TextModel(ABC):
         return row
 
     def run(self, rows: Sequence[tuple[str, ...]]) -> Outputs:
-        """All rows, sorted by length so that little is padding, in batches of at most TOKENS tokens."""
+        """All rows, sorted by length so that little is padding, in batches of at most `tokens`."""
         if not rows:
             shape = (0,) if self.about.task == "regress" else (0, len(self.about.labels))
             return Outputs(np.zeros(shape, np.float32), np.zeros((0, self.about.dim), np.float32), [], [])
@@ -133,7 +133,7 @@ class TextModel(ABC):
         order, pieces, start = np.argsort(lengths, kind="stable"), [], 0
         while start < len(order):
             stop = start + 1
-            while stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= TOKENS:
+            while stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= self.tokens:
                 stop += 1
             pieces.append(self._run(*padded([encoded[i] for i in order[start:stop]], self.about.roles["pad"])))
             start = stop

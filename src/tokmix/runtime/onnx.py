@@ -13,6 +13,7 @@ from tokmix.runtime.states import State
 
 class OnnxModel(TextModel):
     engine = "onnxruntime"
+    tokens = 512  # what a batch holds then stays in the core's cache
 
     def __init__(self, folder: str | Path, about: folders.Manifest, threads: int | None = None):
         super().__init__(folder, about)

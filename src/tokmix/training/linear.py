@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from tokmix.core.optional import need, np
-from tokmix.runtime.bag import Row, pair_text
+from tokmix.runtime.bag import Row as Row
+from tokmix.runtime.bag import pair_text as pair_text
 from tokmix.runtime.pair_features import PairFeatures, measured
 from tokmix.training.checkpoint import load_tensors, save_tensors
 
