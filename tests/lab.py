@@ -10,7 +10,7 @@ from tokmix.training.settings import Settings
 
 GOOD, BAD = ("fine bright warm lovely", "dull grey cold awful")
 REST = "the a one film day road with of in house was it and so then"
-SMALL = {"model.stack": "hypermixing(hidden=16)*2", "model.dim": 16, "prepare.vocab": 200, "train.baseline": False}
+SMALL = {"model.stack": "hypermixing(hidden=16)*2", "model.dim": 16, "prepare.vocab": 200, "train.baseline": False, "train.refit": False}
 
 
 # Learns a small table within seconds.

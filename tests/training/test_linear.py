@@ -13,9 +13,12 @@ import pytest
 np = pytest.importorskip("numpy")
 pytest.importorskip("sklearn")
 
+import torch  # noqa: E402
+
 from tests.lab import QUICK, settings, write_scores, write_table  # noqa: E402
 from tokmix.study.explain.words import attribute  # noqa: E402
 from tokmix.training import evaluate, linear, model_folder, predict  # noqa: E402
+from tokmix.training.checkpoint import load_tensors  # noqa: E402
 from tokmix.training.mixture import BAG, BOTH, NETWORK, Mixture, choose  # noqa: E402
 from tokmix.training.train import run  # noqa: E402
 
@@ -86,12 +89,12 @@ def test_the_better_answers_and_both_where_they_err_on_other_rows(noisy: str) ->
 
 def test_a_network_that_learns_nothing_does_not_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = write_table(tmp_path / "t.csv", 400)
-    record = run(table, tmp_path / "run", settings(train__steps=1, train__baseline=True, train__evaluations=1))
+    record = run(table, tmp_path / "run", settings(train__steps=1, train__baseline=True, train__evaluations=1, train__refit=True))
     shown = capsys.readouterr().out
     assert record["answers"]["by"] in (BAG, BOTH) and record["figures"]["accuracy"] >= record["baseline"]["accuracy"]
     assert shown.index("bag of words: accuracy") < shown.index("parameters; the best"), "the simplest thing is shown first"
     assert "the model answers by the" in shown and "95 % intervals" in shown
-    assert record["learned_from"] == {"network": record["data"]["splits"]["train"]["rows"], "bag of words": 400}
+    assert record["learned_from"] == {"network": 400, "bag of words": 400}
     found = evaluate.figures(model_folder.load(tmp_path / "run"), table)
     assert found["accuracy"] > 0.95 and any(
         "400 of 400 rows (100 %) have a text that the model was trained on" in w for w in found["warnings"]
@@ -104,6 +107,20 @@ def test_without_refit_the_bag_keeps_to_train(tmp_path: Path) -> None:
     more = {"train__steps": 1, "train__baseline": True, "train__refit": False}
     record = run(write_table(tmp_path / "t.csv", 300), tmp_path / "run", settings(**more), quiet=True)
     assert record["learned_from"]["bag of words"] == record["data"]["splits"]["train"]["rows"] < 300
+
+
+def test_the_network_goes_on_with_the_rows_held_out_once_its_figure_is_known(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "t.csv", 300)
+    given = {**QUICK, "train__epochs": 6}
+    figures, weights = [], []
+    for refit in (False, True):
+        record = run(table, tmp_path / str(refit), settings(**given, train__refit=refit), quiet=True)
+        figures.append(record["figures"])
+        rows = record["learned_from"]["network"]
+        assert rows == 300 if refit else rows < 270
+        weights.append(load_tensors(tmp_path / str(refit) / "model" / "model.safetensors")[0])
+        assert evaluate.figures(model_folder.load(tmp_path / str(refit)), table)["accuracy"] > 0.9
+    assert figures[0] == figures[1] and any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_scores_have_a_bag_too(tmp_path: Path) -> None:
@@ -124,9 +141,15 @@ def test_nothing_is_learned_from_a_test_file(by_name: bool, tmp_path: Path) -> N
     test = (folder if by_name else tmp_path) / "test.csv"
     test.write_text("\n".join([lines[0], *("zebra " + line for line in lines[1:])]) + "\n")
     more = {} if by_name else {"prepare__test_file": str(test)}
-    run(folder if by_name else train, tmp_path / "run", settings(train__steps=1, train__baseline=True, **more), quiet=True)
+    run(
+        folder if by_name else train,
+        tmp_path / "run",
+        settings(train__steps=1, train__baseline=True, train__refit=True, **more),
+        quiet=True,
+    )
     trained = model_folder.load(tmp_path / "run")
-    assert trained.record["learned_from"]["bag of words"] == 200 and trained.linear is not None and trained.linear.rows == 200
+    assert trained.record["learned_from"] == {"network": 200, "bag of words": 200}
+    assert trained.linear is not None and trained.linear.rows == 200
     assert "zebra" not in trained.linear.made.vectorizers[0].vocabulary_
     found = evaluate.figures(trained, test)
     assert not any("trained on" in line for line in found["warnings"]), "no hash of a test row is among those learned from"

@@ -181,7 +181,7 @@ def _try_training() -> str:
     """From rows to a model folder, and from the folder to an answer."""
     words = {"good": ["lovely", "warm", "bright", "fine"], "bad": ["dull", "cold", "grey", "awful"]}
     rows = [(f"the {thing} was {word}", label) for label in words for word in words[label] for thing in ("film", "day", "road", "song")]
-    small = {"model.dim": 16, "train.steps": 60, "train.lr": 5e-3, "train.holdout": 0, "train.baseline": False}
+    small = {"model.dim": 16, "train.steps": 60, "train.lr": 5e-3, "train.holdout": 0, "train.baseline": False, "train.refit": False}
     with tempfile.TemporaryDirectory() as folder:
         tokmix.train(rows, Path(folder) / "run", stack="hypermixing(hidden=16)", **small)  # type: ignore[arg-type]
         answers = tokmix.load(Path(folder) / "run").predict([text for text, _ in rows])

@@ -119,6 +119,7 @@ class RowAnswers:
     def __init__(self, work: TrainingTask, world: World, say: Callable[[str], None]):
         self.work, self.world, self.mixture = work, world, Mixture()
         self.network: dict[str, Any] | None = None  # the network's own figures, where it does not answer alone
+        self.refitted = 0  # rows that the network learned from in all, where it went on after its figure
         self.bag = self._fit(say) if work.train.baseline and world.first else None
 
     @property
@@ -168,7 +169,7 @@ class RowAnswers:
 
     def record(self) -> dict[str, Any]:
         work = self.work
-        learned = {"network": len(work.files["train"]) if work.kept is None else len(work.kept)}
+        learned = {"network": self.refitted or (len(work.files["train"]) if work.kept is None else len(work.kept))}
         if self.mixture.by != NETWORK and self.bag is not None:
             learned["bag of words"] = (
                 sum(work.card.splits[name].rows for name in work.card.labelled_splits) if self.every else self.bag.fitted.rows
@@ -180,7 +181,7 @@ class RowAnswers:
         answering = self.bag is not None and self.mixture.by != NETWORK
         if answering and self.bag is not None:
             (self.bag.refitted() if self.every else self.bag.fitted).save(folder)
-        save_keys(folder, self.work, every=answering and self.every)
+        save_keys(folder, self.work, every=bool(self.refitted) or (answering and self.every))
 
 
 def beside(figures: dict[str, Any], name: str) -> str:
@@ -200,5 +201,5 @@ def told_of_rows(record: dict[str, Any], name: str) -> Iterator[str]:
     yield f"a bag of words on the same rows: {name} {bag[name]:.4f}{beside(bag, name)}, fitted in {bag['seconds']:.1f} s ({bag['kind']})"
     if record["answers"]["held"]:
         yield Mixture.of(record["answers"]).line("macro_f1" if record["settings"]["train"]["balance"] else name)
-    if len(record["learned_from"]) > 1:
+    if record["learned_from"]:
         yield "learned from: " + ", ".join(f"{what} {rows:,} rows" for what, rows in record["learned_from"].items())

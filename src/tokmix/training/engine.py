@@ -63,7 +63,7 @@ class Engine:
         packed = self.train.packed or self.train.documents
         self.eager = why_not(world.device, world.size, packed, self.train.checkpoint_layers, self.train.capture)
         self.growth = Growth(self.train.accumulate, self.train.grow)
-        self.prefetch = Prefetch(work.train_batches(world), 2 if world.device.type == "cuda" else 0, self._prepare)
+        self.prefetch = Prefetch(work.train_batches(world), 2 if world.device.type == "cuda" else 0, self.prepare)
         self.parameters = list(self.model.parameters())
         self.optimizers = Optimizers(
             self.model.named_parameters(), work.lr, kind=self.train.optimizer, weight_decay=self.train.weight_decay,
@@ -221,7 +221,7 @@ class Engine:
         if self.error is not None:
             raise self.error
         with self.turn:
-            self._swap() if self.best is None else self.model.load_state_dict(self.best)
+            self.swap() if self.best is None else self.model.load_state_dict(self.best)
             if self.scaler is not None:
                 self.scaler.fold()
         if self.world.device.type == "cuda":
@@ -235,7 +235,7 @@ class Engine:
         return self.world.any(self.stop, late, not self.checkpoints.written)
 
     @torch.no_grad()
-    def _swap(self) -> None:
+    def swap(self) -> None:
         """Weights and their running mean change places."""
         for parameter, mean in zip(self.parameters, self.average, strict=bool(self.average)):
             held = parameter.clone()
@@ -253,14 +253,14 @@ class Engine:
 
     def _next_batches(self, epoch: int, inner: int, step: int = 0, source: Batches | None = None) -> tuple[tuple[int, int], list[Batch]]:
         """The batches of a step -> (where the next one begins, batches)."""
-        reader, batches = self.prefetch if source is None else Prefetch(source, 0, self._prepare), []
+        reader, batches = self.prefetch if source is None else Prefetch(source, 0, self.prepare), []
         for _ in range(self.growth.at(step, self.progress.total)):
             (epoch, inner), batch = reader.take(epoch, inner)
             inner += 1
             batches.append(batch)
         return (epoch, inner), batches
 
-    def _prepare(self, batch: Batch) -> Batch:
+    def prepare(self, batch: Batch) -> Batch:
         """For CUDA graphs: one of few shapes."""
         if self.eager is not None:
             return batch
@@ -320,13 +320,13 @@ class Engine:
         """On the part held out of train; the best weights so far are remembered."""
         assert self.held is not None
         progress, began = self.progress, time.monotonic()
-        self._swap()
+        self.swap()
         figures = self.work.evaluate(self.model, self.held, self.world)
         score = self.work.score(figures)
         if progress.best_score is None or score > progress.best_score:
             progress.best_score, progress.best_step = score, progress.step
             self.best = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
-        self._swap()
+        self.swap()
         progress.evaluation_seconds += time.monotonic() - began
         shown = {name: value for name, value in figures.items() if isinstance(value, (int, float))}
         progress.history.append({"step": progress.step, "epoch": progress.epoch, "best": progress.best_step, **shown})

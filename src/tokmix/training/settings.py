@@ -81,7 +81,8 @@ class TrainSettings:
     report_to: Literal["tensorboard", "wandb", "mlflow", "trackio"] | None = None  # a tracker that is told the lines of the log too
     log_steps: int | None = None  # between two lines of the log; None: 10, on a GPU 50, since each one waits for the device
     baseline: bool = True  # rows: fit a bag of words first, and answer by the better or by both; lm: a byte n-gram model beside it
-    refit: bool = True  # fit the bag of words that the model keeps on every labelled row, once the figure is known
+    refit: bool = True  # rows: once the figure is known, the kept model learns from every labelled row too (not from a test split given)
+    fit_time: bool = True  # rows on a CPU, where no length is given: fewer epochs where they would take over 12 s for 1,000 short rows
     balance: bool = False  # classify: weigh classes by one over their share of the rows
     device: str | None = None  # None: a GPU where there is one
     threads: int | None = None  # on a CPU; None: OMP_NUM_THREADS, else the fastest of 1, half and all in a short trial

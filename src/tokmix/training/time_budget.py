@@ -15,12 +15,13 @@ from tokmix.data.prepare.targets import LABELLED
 from tokmix.training.distributed import World
 from tokmix.training.engine import Engine
 from tokmix.training.pacing import FORWARD, SHARE
+from tokmix.training.refit import MOST, steps_of
 from tokmix.training.report import clock
 from tokmix.training.run_record import Choices
 from tokmix.training.task import TrainingTask
 
 A_ROW, SHORT = 0.012, 32  # seconds of a default run for each row of so many tokens; a longer row counts for more
-LEAST, MOST = 60.0, 600.0  # seconds of a default run
+LEAST, LONGEST = 60.0, 600.0  # seconds of a default run
 ENCODER = 3.0  # times as long from a trained encoder, which is larger
 FINISH = 5.0  # seconds for starting, saving and pictures
 WARM_UP, FEWEST = 0.4, 5  # share of what is left that a warm-up may take; epochs below which it teaches nothing
@@ -29,14 +30,14 @@ WARM_UP, FEWEST = 0.4, 5  # share of what is left that a warm-up may take; epoch
 def default_seconds(card: Card, encoder: bool = False) -> float:
     train = card.splits["train"]
     size = train.rows * max(1.0, train.tokens / max(train.rows, 1) / SHORT)
-    return (ENCODER if encoder else 1.0) * min(max(A_ROW * size, LEAST), MOST)
+    return (ENCODER if encoder else 1.0) * min(max(A_ROW * size, LEAST), LONGEST)
 
 
 class TimeBudget:
     def __init__(self, work: TrainingTask, world: World, chosen: Choices, say: Callable[[str], None], began: float):
         self.work, self.world, self.chosen, self.say, self.began = work, world, chosen, say, began
         said = work.train.minutes or work.train.epochs or work.train.steps
-        ours = not said and work.task in LABELLED and world.device.type == "cpu"
+        ours = work.train.fit_time and not said and work.task in LABELLED and world.device.type == "cpu"
         self.seconds = default_seconds(work.card, work.start is not None) if ours else None
 
     def fit_warm_up(self, engine: Engine) -> bool:
@@ -76,6 +77,13 @@ class TimeBudget:
             shown = f"{fitting:g} of {epochs} epochs" if fitting >= 1 else f"{100 * fitting:.2g} % of an epoch"
             self.say(f"{shown}: what fits into about {clock(self.seconds)} (--train.epochs {epochs} for all, --minutes for another time)")
 
+    def kept_for_refit(self, engine: Engine) -> float:
+        """Seconds of --minutes for the steps on the rows held out."""
+        if self.work.train.minutes is None or not (steps := steps_of(engine)):
+            return 0.0
+        left = 60 * self.work.train.minutes - self._spent()
+        return min(steps * engine.estimate_pace(), max(left, 0.0) * MOST / (1 + MOST))
+
     def _epochs(self, engine: Engine, name: str, most: int, share: float) -> float:
         """Whole ones; of the first epoch hundredths."""
 
@@ -85,6 +93,7 @@ class TimeBudget:
             a_token = pace * steps / max(self.work.tokens_of("train"), 1)
             rest = FORWARD * a_token * 2 * (self.work.tokens_of("final") + self.work.tokens_of("held"))
             left = share * ((self.seconds or 0.0) - self._spent() - rest - FINISH)
+            left -= min(steps_of(engine) * pace, left * MOST / (1 + MOST))
             fitting = left / (pace * steps * (1 + SHARE))
             return max(1, 100 * int(fitting) if fitting >= 1 else int(100 * fitting))
 

@@ -45,6 +45,7 @@ from tokmix.training.preflight import (
     token_folder,
 )
 from tokmix.training.progress import Diverged, Interrupted
+from tokmix.training.refit import refit
 from tokmix.training.run_record import NAME as RUN
 from tokmix.training.run_record import Choices, RunRecord
 from tokmix.training.settings import Settings, differences
@@ -213,6 +214,7 @@ class _Run:
             fresh = sorted({name.split(".")[0] for name in engine.model.state_dict() if name not in taken})
             self.say(f"starts from the encoder {self.work.start.name}; fresh: {', '.join(fresh)}")
         engine.progress.spent = time.monotonic() - self.began + (start.cost["seconds"] if start and loaded else 0.0)
+        engine.progress.spent += self.budget.kept_for_refit(engine)
         go(engine, log, resume, self.say, None if start is None else start.cost)
         return self._finish(engine, log, start, bag)
 
@@ -287,6 +289,7 @@ class _Run:
             raise Diverged(f"the {wrong} on {split} is not a finite number: training diverged; try a lower train.lr")
         if self.rows is not None:
             figures = self.rows.settle(engine.model, figures)
+            self.rows.refitted = refit(engine)
         model = engine.sharding.gather(engine.model)
         if model is None:
             self.world.wait()

@@ -107,7 +107,7 @@ def runs(made: Sequence[Entry], seeds: Sequence[int], fractions: Sequence[float]
     for fraction in sorted(fractions, reverse=True):
         for entry in made:
             for seed in seeds:
-                train = replace(entry.settings.train, seed=seed, fraction=fraction, baseline=False)
+                train = replace(entry.settings.train, seed=seed, fraction=fraction, baseline=False, refit=False, fit_time=False)
                 settings = Settings(entry.settings.model, train, {})  # the data is prepared by then
                 found.append(Run(entry.name, fraction, seed, _key(entry.name, fraction, seed, settings), settings))
         if bag:

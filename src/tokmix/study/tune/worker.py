@@ -114,7 +114,9 @@ def train_trial(job: Job, claim: Claim) -> tuple[float, dict[str, Any]]:
 
 def trial_settings(settings: Settings, parameters: dict[str, Any], device: str | None) -> Settings:
     chosen = apply(settings, parameters)
-    return replace(chosen, train=replace(chosen.train, baseline=False, device=chosen.train.device or device), prepare={})
+    return replace(
+        chosen, train=replace(chosen.train, baseline=False, refit=False, fit_time=False, device=chosen.train.device or device), prepare={}
+    )
 
 
 def last_entry(log: Path) -> dict[str, Any]:
