@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class Tester:
 
 def cases(checkout: Path) -> dict[str, type[unittest.TestCase]]:
     """One test case a suite, on the mixins of the checkout. Its package is called tests, as ours is: it goes first."""
-    sys.path[:0] = [str(checkout), str(ROOT / "src")]
+    sys.path.insert(0, str(checkout))
     models, generation, pipeline = (
         getattr(importlib.import_module(module), name)
         for module, name in (
@@ -112,6 +113,41 @@ def cases(checkout: Path) -> dict[str, type[unittest.TestCase]]:
     return {name: suite(name, stack, forward) for name, (stack, forward) in SUITES.items()}
 
 
+WORDS = ("this", "is", "test", "in", "new", "york", "the", "man", "of", "hugging", "face", "not", "hello", "my", "name")
+
+
+def tiny_models(folder: Path) -> None:
+    """A model and a tokenizer for each pipeline, where PipelineTesterMixin looks for them instead of the hub."""
+    import json
+
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from tokmix import hf
+
+    special = {"pad_token": "[PAD]", "bos_token": "[BOS]", "eos_token": "[EOS]", "unk_token": "[UNK]", "mask_token": "[MASK]"}
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    known = [*special.values(), *letters, *(f"##{letter}" for letter in letters), *WORDS]
+    words = tokenizers.Tokenizer(tokenizers.models.WordPiece({word: i for i, word in enumerate(known)}, unk_token="[UNK]"))
+    words.normalizer = tokenizers.normalizers.Lowercase()
+    words.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    words.decoder = tokenizers.decoders.WordPiece()
+    summary = {}
+    for kind in (hf.TokmixModel, *hf.MODELS.values()):
+        causal = kind in (hf.TokmixModel, hf.TokmixForCausalLM)
+        stack = "hypermixing(heads=2), attention(heads=2)"
+        config = hf.TokmixConfig(
+            stack=stack, dim=16, vocab=len(known), causal=causal, max_len=512, pad_token_id=0, bos_token_id=1, eos_token_id=2
+        )
+        place = folder / config.model_type / kind.__name__
+        kind(config).save_pretrained(place)
+        named = PreTrainedTokenizerFast(tokenizer_object=words, model_input_names=["input_ids", "attention_mask"], **special)
+        named.save_pretrained(place)
+        summary[kind.__name__] = {"tokenizer_classes": ["PreTrainedTokenizerFast"], "processor_classes": []}
+    (folder / "reports").mkdir()
+    (folder / "reports" / "tiny_model_summary.json").write_text(json.dumps(summary))
+
+
 def run(checkout: Path, suites: list[str], word: str | None) -> int:
     made = cases(checkout)
     chosen = unittest.TestSuite()
@@ -143,7 +179,11 @@ def main() -> int:
         return 0
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() not in (ROOT, ROOT / "tests" / "hf")]
-    return run(Path(given.checkout), given.suite or list(SUITES), given.word)
+    sys.path.insert(0, str(ROOT / "src"))
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_models(Path(folder))
+        os.environ["TRANSFORMERS_TINY_MODEL_PATH"] = folder
+        return run(Path(given.checkout), given.suite or list(SUITES), given.word)
 
 
 if __name__ == "__main__":

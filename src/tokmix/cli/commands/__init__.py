@@ -8,5 +8,5 @@ from __future__ import annotations
 
 COMMANDS = (
     "prepare", "pretrain", "train", "transfer", "eval", "predict", "generate", "tune", "compare", "explain", "report", "export", "serve",
-    "play", "list", "show", "doctor", "check", "new-mixer", "cost", "verify", "audit", "demo", "bench", "papers",
+    "play", "list", "show", "doctor", "check", "new-mixer", "cost", "verify", "audit", "kernels", "demo", "bench", "papers",
 )  # fmt: skip
