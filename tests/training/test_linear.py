@@ -50,6 +50,13 @@ def test_a_bag_is_fitted_by_held_out_rows_and_comes_back_as_it_was_saved(tmp_pat
         linear.load(tmp_path)
 
 
+def test_many_rows_of_many_classes_are_fitted_on_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "WORK", 600)
+    texts, targets = rows(400)
+    bag = linear.fit("classify", texts, targets, 3, np.arange(400) >= 300)
+    assert bag.rows == 200 == linear.rows_fitted(300, 3) and (bag.scores(texts).argmax(-1) == targets).mean() > 0.9
+
+
 def test_the_words_of_a_pair_say_which_text_has_them() -> None:
     assert linear.pair_text(("A dog runs", "a cat runs")) == "a dog runs 2_a 2_cat 2_runs b_a n_cat b_runs m_dog"
 

@@ -21,6 +21,7 @@ from tokmix.training.mixture import NETWORK, Mixture, choose, thresholds
 from tokmix.training.task import TrainingTask, loss, row_figures
 
 Outputs = tuple[np.ndarray, np.ndarray]  # a network's outputs and the targets, by row number
+SEARCH = 0.15  # of --minutes, for trying settings of the bag of words
 KEYS = "trained_on.safetensors"  # hashes of the texts that a model folder was trained on
 
 
@@ -57,7 +58,8 @@ class Bag:
     @classmethod
     def fit(cls, work: TrainingTask) -> Bag:
         held = None if work.held is None else (work.files[work.held_split], work.held)
-        return cls(work, baseline.fit_split(work.files, work.kept, held, work.train.balance))
+        limit = None if work.train.minutes is None else SEARCH * 60 * work.train.minutes
+        return cls(work, baseline.fit_split(work.files, work.kept, held, work.train.balance, limit))
 
     def scores(self, split: str, rows: np.ndarray | None = None) -> np.ndarray:
         files = self.work.files
@@ -171,9 +173,8 @@ class RowAnswers:
         work = self.work
         learned = {"network": self.refitted or (len(work.files["train"]) if work.kept is None else len(work.kept))}
         if self.mixture.by != NETWORK and self.bag is not None:
-            learned["bag of words"] = (
-                sum(work.card.splits[name].rows for name in work.card.labelled_splits) if self.every else self.bag.fitted.rows
-            )
+            whole = sum(work.card.splits[name].rows for name in work.card.labelled_splits)
+            learned["bag of words"] = linear.rows_fitted(whole, len(work.card.labels)) if self.every else self.bag.fitted.rows
         return {"answers": self.mixture.record(), "network_figures": self.network, "learned_from": learned}
 
     def write(self, folder: Path) -> None:

@@ -42,7 +42,11 @@ def texts_of(split: TokenSplit, tokenizer: Any, card: Card, rows: np.ndarray | N
 
 
 def fit_split(
-    files: TokenFiles, kept: np.ndarray | None, held: tuple[TokenSplit, np.ndarray | None] | None, balance: bool = False
+    files: TokenFiles,
+    kept: np.ndarray | None,
+    held: tuple[TokenSplit, np.ndarray | None] | None,
+    balance: bool = False,
+    limit: float | None = None,
 ) -> Linear:
     """Fitted on these rows of train, or on all; settings chosen on held-out rows (a split and numbers of its rows)."""
     tokenizer, card, train = files.tokenizer(), files.card, files["train"]
@@ -61,7 +65,7 @@ def fit_split(
     texts += texts_of(split, tokenizer, card, rows)
     others = np.asarray(split.targets if rows is None else split.targets[rows])
     apart = np.arange(len(texts)) >= len(targets)
-    return linear.fit(card.task, texts, np.concatenate([targets, others]), len(card.labels), apart, balance=balance)
+    return linear.fit(card.task, texts, np.concatenate([targets, others]), len(card.labels), apart, balance=balance, limit=limit)
 
 
 def predictions(files: TokenFiles, split: str, rows: np.ndarray | None = None) -> tuple[np.ndarray, int]:

@@ -34,6 +34,7 @@ ABSENT = "bag of words: not fitted, scikit-learn is not installed (pip install '
 ITERATIONS = 1000  # of liblinear, at most
 TERMS = 200_000  # of a vocabulary, the commonest
 SEARCH_ROWS, SEARCH_TEXT = 30_000, 3_000_000  # settings are compared on so many rows, or letters
+WORK, SEARCH_WORK = 10_000_000, 2_000_000  # rows times classes of a fit: of more rows a part is drawn, as one fit a class takes minutes
 SEARCH_SECONDS = 20.0  # of a core, after which no new setting is tried
 TOLERANCE = 1e-2  # of liblinear: what it answers does not change beyond
 CHARACTER_TEXT = (
@@ -112,6 +113,7 @@ class Linear:
     weights: np.ndarray  # [classes, features], [1, features] of regress
     bias: np.ndarray  # [classes]
     seconds: float = 0.0
+    fit_seconds: float = 0.0  # of those, without the search for settings
     rows: int = 0  # fitted on
     tried: list[dict[str, Any]] = field(default_factory=list)
 
@@ -237,43 +239,69 @@ def quality(task: str, scores: np.ndarray, targets: np.ndarray) -> float:
 
 
 def fit(
-    task: str, rows: Sequence[Row], targets: np.ndarray, classes: int, held: np.ndarray | None, *, balance: bool = False, seed: int = 0
+    task: str,
+    rows: Sequence[Row],
+    targets: np.ndarray,
+    classes: int,
+    held: np.ndarray | None,
+    *,
+    balance: bool = False,
+    seed: int = 0,
+    limit: float | None = None,
 ) -> Linear:
-    """Fitted on the rows that are not held out, with the settings that are best on those; `held`: [rows] bool."""
+    """Fitted on the rows that are not held out, with the settings that are best on those; `held`: [rows] bool.
+    limit: seconds by the clock after which no new setting is tried; None: SEARCH_SECONDS of a core."""
     began = time.monotonic()
     kept = np.ones(len(rows), dtype=bool) if held is None else ~held
     places = np.flatnonzero(kept)
-    most = min(SEARCH_ROWS, int(SEARCH_TEXT / max(_letters(rows) / len(rows), 1)))
+    most = min(SEARCH_ROWS, int(SEARCH_TEXT / max(_letters(rows) / len(rows), 1)), SEARCH_WORK // max(classes, 1))
     if len(places) > most:
         places = np.sort(np.random.default_rng(seed).choice(places, most, replace=False))
     kind = Kind("ridge" if task == "regress" else "svm", 0.3 if task != "regress" else 1.0)
     tried: list[dict[str, Any]] = []
     if held is not None and held.any():
-        kind, tried = _search(task, rows, targets, classes, places, np.flatnonzero(held), balance)
+        kind, tried = _search(task, rows, targets, classes, places, np.flatnonzero(held), balance, limit)
+    searched = time.monotonic()
     found = fit_kind(task, [row for row, one in zip(rows, kept, strict=True) if one], targets[kept], classes, kind, balance)
-    found.tried, found.seconds = tried, time.monotonic() - began
+    found.tried, found.seconds, found.fit_seconds = tried, time.monotonic() - began, time.monotonic() - searched
     return found
 
 
+def rows_fitted(rows: int, classes: int) -> int:
+    """Of so many rows."""
+    return min(rows, WORK // max(classes, 1))
+
+
 def fit_kind(task: str, rows: Sequence[Row], targets: np.ndarray, classes: int, kind: Kind, balance: bool = False) -> Linear:
-    """Fitted on all these rows with these settings."""
+    """Fitted on all these rows with these settings; on a part of them where that would take long."""
+    if len(rows) > (most := rows_fitted(len(rows), classes)):
+        part = np.sort(np.random.default_rng(0).choice(len(rows), most, replace=False))
+        rows, targets = [rows[i] for i in part], targets[part]
     made, matrix = Features.fit(rows, kind.characters)
     weights, bias = _solve(kind, matrix, targets, classes, balance)
     return Linear(task, kind, made, weights, bias, rows=len(rows))
 
 
 def _search(
-    task: str, rows: Sequence[Row], targets: np.ndarray, classes: int, kept: np.ndarray, held: np.ndarray, balance: bool
+    task: str,
+    rows: Sequence[Row],
+    targets: np.ndarray,
+    classes: int,
+    kept: np.ndarray,
+    held: np.ndarray,
+    balance: bool,
+    limit: float | None,
 ) -> tuple[Kind, list[dict[str, Any]]]:
     """The best settings on the held-out rows: every C on words, then the best two with characters too."""
     shown, others = [rows[i] for i in kept], [rows[i] for i in held]
     kinds = [Kind(name, C) for name, grid in GRID.items() for C in grid if _applies(name, task, classes)]
     tried: list[dict[str, Any]] = []
-    began = time.process_time()  # how far the search comes is not to hang on what else the machine does
+    clock = time.process_time if limit is None else time.monotonic  # how far it comes is not to hang on what else the machine does
+    end = clock() + (SEARCH_SECONDS if limit is None else limit)
 
     def run(some: Sequence[Kind], matrix: Any, other: Any) -> None:
         for one in some:
-            if tried and time.process_time() - began > SEARCH_SECONDS:
+            if tried and clock() > end:
                 return
             weights, bias = _solve(one, matrix, targets[kept], classes, balance)
             scores = np.asarray(other @ weights.T + bias)
@@ -285,7 +313,7 @@ def _search(
     run(kinds, matrix, other)
     best = sorted(tried, key=lambda one: -one["score"])[:2]
     few = made.pairs is None and _letters(shown) <= CHARACTER_TEXT  # of pairs they cost points
-    if few and time.process_time() - began < SEARCH_SECONDS / 2:
+    if few and clock() < end - (SEARCH_SECONDS if limit is None else limit) / 2:
         texts = [pair_text(row) for row in shown]
         more, wider = made.with_characters(texts, matrix)
         if more is not made:

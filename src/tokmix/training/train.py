@@ -215,6 +215,8 @@ class _Run:
             self.say(f"starts from the encoder {self.work.start.name}; fresh: {', '.join(fresh)}")
         engine.progress.spent = time.monotonic() - self.began + (start.cost["seconds"] if start and loaded else 0.0)
         engine.progress.spent += self.budget.kept_for_refit(engine)
+        if self.rows is not None and self.rows.bag is not None:  # it is fitted once more at the end
+            engine.progress.spent += self.rows.bag.fitted.fit_seconds
         go(engine, log, resume, self.say, None if start is None else start.cost)
         return self._finish(engine, log, start, bag)
 
