@@ -65,6 +65,15 @@ def test_ids_as_labels(tmp_path: Path) -> None:
     assert len(read(tmp_path / "a.csv", table([f"user{i:04d}" for i in range(200)]), task="classify").labels) == 200
 
 
+@pytest.mark.parametrize("spelled", ["{0},{1:02d}", "${0}.{1}", "{0}.{1} EUR", "{0}.{1} %"])
+def test_numbers_in_another_spelling(spelled: str, tmp_path: Path) -> None:
+    labels = [spelled.format(i, i % 100) for i in range(200)]
+    with pytest.raises(
+        ValueError, match=r"numbers that are not written as such, for instance .*: write them with a point and nothing else"
+    ):
+        read(tmp_path / "a.csv", table(labels, between=";"))
+
+
 def test_numbers_that_every_row_has_another_of(tmp_path: Path) -> None:
     card = read(tmp_path / "a.csv", table(list(range(1, 201))))
     assert card.task == "regress" and said(card, "every row has another label: an id teaches nothing")

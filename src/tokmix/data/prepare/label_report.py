@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from tokmix.core.optional import np
@@ -13,12 +14,19 @@ FEW = 5  # rows of a class: fewer teach little and measure nothing
 TOO_FEW = 10  # rows of a table
 LOPSIDED = 0.9  # share of the commonest class from which accuracy says little
 SHOWN = 5
+SPELLED = re.compile(r"[^\w-]{0,2}-?\d[\d.,' ]*( ?[^\w\s]| [A-Za-z]{3})?")  # a number with a comma, a currency or a unit: 3,50, $12, 12 %
 
 
 def check_ids(targets: Targets, column: str) -> None:
     """A label that hardly any two rows share is an id: nothing learned from it holds for another row."""
     classes = len(targets.counts)
     if classes > 20 and targets.rows < 2 * classes:
+        spelled = [label for label in targets.counts if SPELLED.fullmatch(label)]
+        if len(spelled) > 0.9 * classes:
+            raise ValueError(
+                f"column {column!r} holds numbers that are not written as such, for instance {spelled[0]!r}: write them with a point and "
+                "nothing else (12.5), or say task=classify to make each value a class"
+            )
         raise ValueError(
             f"column {column!r} has {classes:,} distinct values in {targets.rows:,} rows, as ids have: "
             "name another column with label=, or say task=classify to make each value a class"
