@@ -219,8 +219,8 @@ def test_the_bag_is_fitted_on_the_rows_of_the_fraction(whole, data, monkeypatch)
     for one in plan.runs(plan.entries(files, STACKS, BASE, None)[0], [0], [0.3, 1.0], bag=True):
         if one.seed is None:
             folder = data.parent / f"bag-{one.fraction}"
-            task = {"kind": "bag", "data": str(data), "out": str(folder), "settings": plan.flat(one.settings)}
-            worker.do({**task, "split": "valid", "shared": True})
+            task = {"key": "bag", "kind": "bag", "data": str(data), "out": str(folder), "settings": plan.flat(one.settings)}
+            worker.do({"device": "cpu", "runs": [{**task, "split": "valid", "shared": True}]})
     full, small = seen
     assert np.array_equal(small, TrainingTask(files, settings(train__fraction=0.3)).kept)
     assert TrainingTask(files, settings()).kept is None  # all of train: valid is held out to choose by

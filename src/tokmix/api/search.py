@@ -45,6 +45,7 @@ def tune(
     storage: str | None = None,
     study: str | None = None,
     patience: int | None = None,
+    side_by_side: str = "auto",
     config: str | Path | None = None,
     resume: bool = False,
     imports: Sequence[str | Path] = (),
@@ -66,7 +67,7 @@ def tune(
     with told(verbose), as_path(data) as path:
         found = run(
             path, folder, asked, trials=trials, space=searched, workers=workers, threads=threads, storage=storage, study=study,
-            patience=patience, resume=resume, imports=imports, quiet=not verbose,
+            patience=patience, side_by_side=side_by_side, resume=resume, imports=imports, quiet=not verbose,
         )  # fmt: skip
     return Tuning(folder, found, kept)
 
@@ -92,6 +93,7 @@ def compare(
     fractions: Sequence[float] = (1.0,),
     match: str | None = None,
     jobs: int | None = None,
+    side_by_side: str = "auto",
     n: int | None = None,
     config: str | Path | None = None,
     resume: bool = False,
@@ -112,6 +114,8 @@ def compare(
     if data == SHAPES:
         if config is not None:
             raise ValueError(f"--data shapes takes no --config: {OWN}")
+        if side_by_side != "auto":
+            raise ValueError(f"--data shapes takes no --side-by-side {side_by_side}: its seeds go together on a GPU, a core each on a CPU")
         found = _shapes(stacks, folder, given, match, n, seeds, fractions, jobs, resume, imports, verbose)
         return Comparison(folder, found, kept)
     if n is not None:
@@ -121,8 +125,8 @@ def compare(
     asked, matched = settings_of(config, given), None if match == "none" else match or "largest"
     with told(verbose) as say, as_path(data) as path:
         found = run(
-            stacks, path, folder, asked, seeds=seeds, fractions=fractions, match=matched, jobs=jobs, resume=resume, imports=imports,
-            say=say,
+            stacks, path, folder, asked, seeds=seeds, fractions=fractions, match=matched, jobs=jobs, side_by_side=side_by_side,
+            resume=resume, imports=imports, say=say,
         )  # fmt: skip
     return Comparison(folder, found, kept)
 

@@ -123,6 +123,7 @@ def cost_record(engine: Engine) -> dict[str, Any]:
         "steps": progress.step,
         **progress.measured,
         "processes": world.size,
+        "side_by_side": engine.side_by_side,
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
         "machine": machine(),

@@ -65,7 +65,7 @@ class World:
 def join_world(device: str | None) -> Iterator[World]:
     """The world that torchrun describes, checked: two processes that do not know of each other would train two models."""
     size, rank = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0")))
-    chosen = _device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    chosen = device_of(device, int(os.environ.get("LOCAL_RANK", "0")))
     if size == 1:
         yield World(device=chosen)
         return
@@ -95,7 +95,8 @@ def check_alone(why: str) -> None:
         raise ValueError(f"{why}: start it without torchrun")
 
 
-def _device(asked: str | None, place: int) -> torch.device:
+def device_of(asked: str | None, place: int = 0) -> torch.device:
+    """The one asked for, else the first GPU, else the CPU. place: among the processes of this machine."""
     if asked is None:
         asked = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from tokmix.data.batches.rows import Batch, Batches
 from tokmix.data.batches.windows import WindowBatches
 from tokmix.data.order import number
 from tokmix.training import loop, state
-from tokmix.training.capture import Captured, CudaRecorder, why_not
+from tokmix.training.capture import Captured, CudaRecorder, turns, why_not
 from tokmix.training.checkpoint import Checkpoints
 from tokmix.training.distributed import World
 from tokmix.training.layer_modes import checkpoint_layers, compile_layers
@@ -45,12 +45,11 @@ COMPILED = 600.0  # seconds of a run above which its layers are compiled: compil
 
 class Engine:
     def __init__(
-        self, work: TrainingTask, world: World, checkpoints: Checkpoints, log: Log = lambda entry: None,
-        turn: AbstractContextManager[None] | None = None,
+        self, work: TrainingTask, world: World, checkpoints: Checkpoints, log: Log = lambda entry: None, side_by_side: int = 1,
     ):  # fmt: skip
-        """turn: around all that this run does on a GPU, where others do the same beside it (capture.py)."""
+        """side_by_side: runs that this process trains in turns."""
         self.work, self.world, self.checkpoints, self.log, self.train = work, world, checkpoints, log, work.train
-        self.turn = turn or nullcontext()
+        self.side_by_side, self.turn = side_by_side, turns(world.device, side_by_side)[0]
         self.model = work.build(world.device)
         scaled = work.task == "regress" and work.unit != 1
         self.scaler = TargetScaler(self.model.head, work.mean, work.unit) if scaled else None  # type: ignore[arg-type]
@@ -85,7 +84,7 @@ class Engine:
         self.recent: list[Tensor] = []  # [loss, gradient norm] of the steps since the last look
         self.stop = False
         self.saved_step: int | None = None  # of the newest checkpoint of this process
-        self.error: Diverged | Interrupted | None = None  # why it ended early
+        self.error: Exception | Interrupted | None = None  # why it ended early
         self.meter = Meter(world.device)
 
     @torch.no_grad()
@@ -192,7 +191,7 @@ class Engine:
                     if self.saved_step != progress.step:
                         self.save()
                     self.checkpoints.finish(self.world)
-        except (Diverged, Interrupted) as error:
+        except (Exception, Interrupted) as error:
             self.error = error
             return False
         return progress.step < progress.total
@@ -340,7 +339,7 @@ def run(engines: Sequence[Engine]) -> None:
         for engine in engines:
             engine.stop = True
 
-    for engine in engines:
-        engine.start()
     with on_signal(ask_to_stop):
+        for engine in engines:
+            engine.start()
         loop.train(engines)

@@ -50,16 +50,15 @@ from tokmix.training.run_record import NAME as RUN
 from tokmix.training.run_record import Choices, RunRecord
 from tokmix.training.settings import Settings, differences
 from tokmix.training.sharding import sharding
+from tokmix.training.side_by_side import Session, train_one
 from tokmix.training.task import TrainingTask, main_figure
 from tokmix.training.tasks import task_for
 from tokmix.training.time_budget import TimeBudget
 from tokmix.training.training_record import training_record
 
-# What may change on --resume.
-FREE = tuple(
-    f"train.{name}"
-    for name in ("save_seconds", "save_steps", "keep", "log_steps", "baseline", "device", "shard", "threads", "compile", "report_to")
-)
+Cost = dict[str, Any]  # what a run cost, as its record has it
+CHANGING = ("save_seconds", "save_steps", "keep", "log_steps", "baseline", "device", "shard", "threads", "compile", "report_to")
+FREE = tuple(f"train.{name}" for name in CHANGING)  # what may change on --resume
 
 
 def run(
@@ -72,6 +71,14 @@ def run(
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Train and save. ValueError for what does not work, naming it; KeyboardInterrupt after Ctrl-C, with a checkpoint saved."""
+    return train_one(session(data, out, settings, resume=resume, imports=imports, quiet=quiet))
+
+
+def session(
+    data: str | Path, out: str | Path, settings: Settings, *, resume: bool = False, imports: Sequence[str | Path] = (),
+    quiet: bool = False, side_by_side: int = 1,
+) -> Session[dict[str, Any]]:  # fmt: skip
+    """`run` as one of so many sessions side by side."""
     out, began = Path(out), time.monotonic()
     if not resume and int(os.environ.get("RANK", "0")) == 0:
         check_free(out)
@@ -105,7 +112,8 @@ def run(
                 work = task_for(files, settings)
                 check_memory(work.config, world)
             say(work.card.summary())
-            return _Run(work, out, world, say, quiet or not world.first, [Path(file).name for file in imports], began, chosen).train(resume)
+            one = _Run(work, out, world, say, quiet or not world.first, [Path(file).name for file in imports], began, chosen, side_by_side)
+            return (yield from one.train(resume))
 
 
 def _empty(out: Path) -> bool:
@@ -160,7 +168,7 @@ def _check_same(data: Path, out: Path, settings: Settings) -> None:
     check_source(data, out, settings)
 
 
-def go(engine: Engine, log: report.Log, resume: bool, say: Callable[[str], None], before: dict[str, Any] | None = None) -> None:
+def go(engine: Engine, log: report.Log, resume: bool, say: Callable[[str], None], before: Cost | None = None) -> Session[None]:
     """From the start or the last checkpoint to the end; `before`: what was spent on the way here."""
     if resume and engine.restore():
         for line in engine.checkpoints.passed_over:
@@ -171,7 +179,8 @@ def go(engine: Engine, log: report.Log, resume: bool, say: Callable[[str], None]
         if lost := log.open(engine.progress.step):
             say(f"{log.path}: {lost} damaged line{'s' * (lost > 1)} left out")
     try:
-        engine.run()
+        yield engine
+        engine.finish()
     except Interrupted as error:
         raise Interrupted(f"{error}; saved {engine.checkpoints.last}; continue with the same command and --resume") from None
     except Diverged as error:
@@ -187,14 +196,14 @@ def go(engine: Engine, log: report.Log, resume: bool, say: Callable[[str], None]
 class _Run:
     def __init__(
         self, work: TrainingTask, out: Path, world: World, say: Callable[[str], None], quiet: bool, imports: list[str], began: float,
-        chosen: Choices,
+        chosen: Choices, side_by_side: int,
     ):  # fmt: skip
         self.work, self.files, self.out, self.world, self.say, self.quiet = work, work.files, out, world, say, quiet
-        self.imports, self.began, self.chosen = imports, began, chosen
+        self.imports, self.began, self.chosen, self.side_by_side = imports, began, chosen, side_by_side
         self.rows: RowAnswers | None = None
         self.budget = TimeBudget(work, world, chosen, say, began)
 
-    def train(self, resume: bool) -> dict[str, Any]:
+    def train(self, resume: bool) -> Session[dict[str, Any]]:
         self.rows = RowAnswers(self.work, self.world, self.say) if self.work.task in LABELLED else None
         bag = None
         if self.work.train.minutes is not None and self.world.first:  # its time counts, so it comes before the steps that fill the rest
@@ -202,7 +211,7 @@ class _Run:
         start, loaded = None, False
         if self.work.warm_up_epochs and self.chosen.known.get("warm_up", True):
             loaded = (self.out / warmup.FOLDER / warmup.WEIGHTS).is_file()
-            start = self._warm_up(resume)
+            start = yield from self._warm_up(resume)
         engine, log = self._engine(self.work, self.out)
         self.budget.fit(engine)
         self._describe(engine)
@@ -217,10 +226,10 @@ class _Run:
         engine.progress.spent += self.budget.kept_for_refit(engine)
         if self.rows is not None and self.rows.bag is not None:  # it is fitted once more at the end
             engine.progress.spent += self.rows.bag.fitted.fit_seconds
-        go(engine, log, resume, self.say, None if start is None else start.cost)
+        yield from go(engine, log, resume, self.say, None if start is None else start.cost)
         return self._finish(engine, log, start, bag)
 
-    def _warm_up(self, resume: bool) -> warmup.Start | None:
+    def _warm_up(self, resume: bool) -> Session[warmup.Start | None]:
         folder = self.out / warmup.FOLDER
         if not (folder / warmup.WEIGHTS).is_file():
             engine, log = self._engine(warmup.MaskedPretraining(self.work), folder)
@@ -230,7 +239,7 @@ class _Run:
             self.say(
                 f"first a warm-up, {self.work.warm_up_epochs} epochs: finding hidden tokens in train's text (without: --train.pretrain 0)"
             )
-            go(engine, log, resume, self.say)
+            yield from go(engine, log, resume, self.say)
             warmup.save(engine, folder / warmup.WEIGHTS)
         self.world.wait()
         return warmup.load(folder / warmup.WEIGHTS)
@@ -256,9 +265,8 @@ class _Run:
 
     def _engine(self, work: TrainingTask, folder: Path) -> tuple[Engine, report.Log]:
         log = report.Log(folder / "log.jsonl", self.quiet, work.train.report_to, asdict(work.train) | asdict(work.settings.model))
-        engine = Engine(
-            work, self.world, Checkpoints(folder / "checkpoints", work.train.keep), log if self.world.first else lambda entry: None
-        )
+        checkpoints, noted = Checkpoints(folder / "checkpoints", work.train.keep), log if self.world.first else lambda entry: None
+        engine = Engine(work, self.world, checkpoints, noted, self.side_by_side)
         engine.say = self.say
         if self.world.device.type == "cuda" and engine.eager is not None:
             self.say(f"steps run one kernel at a time, not as CUDA graphs: {engine.eager}")
@@ -291,7 +299,8 @@ class _Run:
             raise Diverged(f"the {wrong} on {split} is not a finite number: training diverged; try a lower train.lr")
         if self.rows is not None:
             figures = self.rows.settle(engine.model, figures)
-            self.rows.refitted = refit(engine)
+            with engine.turn:
+                self.rows.refitted = refit(engine)
         model = engine.sharding.gather(engine.model)
         if model is None:
             self.world.wait()

@@ -22,7 +22,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="whose parameters all get, by the feed-forward's width (default: largest)",
     )
     parser.add_argument("--no-match", dest="match", action="store_const", const="none", help="every stack as it is")
-    parser.add_argument("--jobs", type=int, help="runs at a time (default: a core each, or four a GPU)")
+    parser.add_argument("--jobs", type=int, help="processes at a time (default: a core each, or four a GPU)")
+    parser.add_argument(
+        "--side-by-side", choices=("auto", "yes", "no"), default="auto",
+        help="the seeds of a stack in one process, a step of each in turn, up to five (default: on a GPU)",
+    )  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="go on in --out: what has finished is kept")
     parser.add_argument("--n", type=int, help=f"shapes: sequences to train on (default: {SEQUENCES})")
     add_imports(parser)
@@ -33,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from tokmix.api.search import compare
 
-    names = ("seeds", "match", "jobs", "n", "config", "resume", "imports")
+    names = ("seeds", "match", "jobs", "side_by_side", "n", "config", "resume", "imports")
     given = {name: getattr(options, name) for name in names}
     found = compare(
         options.stacks, options.data, options.out, fractions=_fractions(options.fractions), verbose=True, **given, **train_settings(options)

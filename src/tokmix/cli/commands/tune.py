@@ -21,6 +21,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         " (paper: train.lr loguniform from 1e-8 to 0.1, model.dropout uniform from 0 to 0.5)",
     )
     parser.add_argument("--workers", type=int, default=None, help="trials at a time (default: one a GPU, else one a core, at most 8)")
+    parser.add_argument(
+        "--side-by-side", choices=("auto", "yes", "no"), default="auto",
+        help="several trials in one worker, a step of each in turn, up to five (default: on a GPU)",
+    )  # fmt: skip
     parser.add_argument("--threads", type=int, help="of each trial (default: --train.threads, else 1)")
     parser.add_argument("--storage", metavar="URL", help="postgresql://user@host/database, for many machines (default: a journal file)")
     parser.add_argument("--study", metavar="NAME", help="with --storage: name of the study in the database (default: the folder's)")
@@ -37,6 +41,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from tokmix.api.search import tune
 
-    names = ("trials", "space", "workers", "threads", "storage", "study", "patience", "config", "resume", "imports")
+    names = ("trials", "space", "workers", "threads", "storage", "study", "patience", "side_by_side", "config", "resume", "imports")
     tune(options.data, options.out, verbose=True, **{name: getattr(options, name) for name in names}, **train_settings(options))
     return 0

@@ -10,20 +10,20 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import tokmix
-from tokmix.core.checks import at_least
+from tokmix.core.checks import at_least, one_of
 from tokmix.data.tokens import TokenFiles, is_prepared
 from tokmix.runs import pool
 from tokmix.runs.files import check_free, finite, read_json, write_json, write_text
 from tokmix.runs.machine import machine, versions
 from tokmix.study.compare import draw, outcomes, plan, result, summary, text, worker
 from tokmix.training import baseline
-from tokmix.training.distributed import check_alone
+from tokmix.training.distributed import check_alone, device_of
 from tokmix.training.imports import import_files
 from tokmix.training.preflight import (
     check_not_late,
@@ -35,6 +35,7 @@ from tokmix.training.preflight import (
     source_of,
 )
 from tokmix.training.settings import Settings
+from tokmix.training.side_by_side import CHOICES, runs_at_once
 from tokmix.training.task import final_split, main_figure, task_of
 
 ASKED = "asked.json"
@@ -52,14 +53,17 @@ def compare(
     fractions: Sequence[float] = (1.0,),
     match: str | None = "largest",
     jobs: int | None = None,
+    side_by_side: str = "auto",
     resume: bool = False,
     imports: Sequence[str | Path] = (),
     say: Say = print,
 ) -> dict[str, Any]:
-    """-> what is in compare.json. ValueError for what does not work; a run that fails is reported in it and stops nothing."""
+    """side_by_side: the seeds of a stack in one process (auto: on a GPU).
+    -> what is in compare.json. ValueError for what does not work; a run that fails is reported in it and stops nothing."""
     check_alone(SIDE_BY_SIDE)
     at_least("seeds", seeds, 1)
     at_least("jobs", 1 if jobs is None else jobs, 1)
+    one_of("side_by_side", side_by_side, CHOICES)
     names, shares, numbers = plan.names_of(stacks), plan.fractions_of(fractions), [settings.train.seed + i for i in range(seeds)]
     if settings.train.fraction != 1:  # a config's: the command line's is refused before
         raise ValueError(f"train.fraction={settings.train.fraction} is what is compared: give fractions (--fractions)")
@@ -82,7 +86,11 @@ def compare(
     for line in notes:
         say(line)
     facts = {"data": Path(data).name, "task": task, "split": split, "match": match, "notes": notes, **provenance()}
-    results = _Runs(folder, files.folder, split, imports, say).all(runs, settings.train.device, jobs)
+    gpu = device_of(settings.train.device).type == "cuda"
+    at_once, why_not = runs_at_once(side_by_side, gpu, settings)
+    if why_not is not None:
+        say(why_not)
+    results = _Runs(folder, files.folder, split, imports, at_once, say).all(runs, settings.train.device, jobs)
     results += [summary.absent_bag(fraction, absent) for fraction in shares] if absent else []
     if not any(one.score is not None for one in results):
         raise ValueError(f"every run failed; the first: {results[0].error}")
@@ -119,8 +127,8 @@ def provenance() -> dict[str, Any]:
 
 
 class _Runs:
-    def __init__(self, folder: Path, data: Path, split: str, imports: Sequence[str | Path], say: Say):
-        self.folder, self.data, self.split, self.say = folder, data.resolve(), split, say
+    def __init__(self, folder: Path, data: Path, split: str, imports: Sequence[str | Path], at_once: int, say: Say):
+        self.folder, self.data, self.split, self.at_once, self.say = folder, data.resolve(), split, at_once, say
         self.imports = [str(Path(file).resolve()) for file in imports]
 
     def all(self, runs: Sequence[plan.Run], device: str | None, jobs: int | None) -> list[summary.Result]:
@@ -129,18 +137,20 @@ class _Runs:
         if known:
             self.say(f"{len(known)} of {len(runs)} runs are done already")
         if todo:
-            devices, threads = pool.share_out(device, jobs, len(todo))
+            groups = self._groups(todo)
+            devices, threads = pool.share_out(device, jobs, len(groups))
             threads = todo[0].settings.train.threads or threads
             each = f"{threads} thread{'s' * (threads > 1)} each"
-            self.say(f"{len(todo)} runs, {len(devices)} at a time with {each}, on {', '.join(sorted(set(devices)))}")
-            tasks = [self._task(run, shared=len(devices) > len(set(devices))) for run in todo]
+            many = max(map(len, groups))
+            beside = f", up to {many} side by side in each" if many > 1 else ""
+            self.say(f"{len(todo)} runs, {len(devices)} at a time with {each}{beside}, on {', '.join(sorted(set(devices)))}")
+            shared = len(devices) > len(set(devices))
+            tasks = [{"runs": [self._task(run, shared or len(group) > 1) for run in group]} for group in groups]
             by_key = {run.key: run for run in todo}
 
             def report(task: dict[str, Any], answer: dict[str, Any]) -> None:
-                run = by_key[task["key"]]
-                known[run.key] = answer
-                told = f"failed: {answer['error']}" if answer["state"] == "failed" else _told(answer)
-                self.say(f"[{len(known)}/{len(runs)}] {run.title}: {told}")
+                for one in task["runs"]:  # where the process died there are no answers, but what became of it
+                    self._tell(by_key[one["key"]], answer.get("answers", {}).get(one["key"], answer), known, len(runs))
 
             try:
                 pool.Pool(devices, threads, self.folder / "workers.log").run(tasks, report)
@@ -148,6 +158,18 @@ class _Runs:
                 done = f"{len(known)} of {len(runs)} runs are done"
                 raise KeyboardInterrupt(f"interrupted; {done}; continue with the same command and --resume") from None
         return [self._result(run, known[run.key]) for run in runs]
+
+    def _groups(self, todo: Sequence[plan.Run]) -> list[list[plan.Run]]:
+        """Runs that a process trains side by side: seeds of one stack on the same rows."""
+        found: dict[Hashable, list[plan.Run]] = {}
+        for run in todo:
+            found.setdefault(run.key if run.seed is None else (run.entry, run.fraction), []).append(run)
+        return [group[first : first + self.at_once] for group in found.values() for first in range(0, len(group), self.at_once)]
+
+    def _tell(self, run: plan.Run, answer: dict[str, Any], known: dict[str, dict[str, Any]], runs: int) -> None:
+        known[run.key] = answer
+        told = f"failed: {answer['error']}" if answer["state"] == "failed" else _told(answer)
+        self.say(f"[{len(known)}/{runs}] {run.title}: {told}")
 
     def _path(self, run: plan.Run) -> Path:
         return self.folder / "runs" / run.key

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -18,43 +20,79 @@ from tokmix.runs.pool_server import serve
 
 
 def do(task: dict[str, Any]) -> dict[str, Any]:
-    """The result of a run, or why there is none. A run that diverged would do so again: that is its result."""
+    """The runs of a task, side by side -> their results by key, or why there is none. A run that diverged would do so again: that is its
+    result."""
     from tokmix.runs.locks import holding
+    from tokmix.study.compare.result import NAME, RunResult
+
+    runs = [one | {"device": task["device"]} for one in task["runs"]]
+    with ExitStack() as locks:
+        answers: dict[str, Any] = {}
+        for one in runs:  # a second worker waits, and then finds the run finished
+            folder = Path(one["out"])
+            locks.enter_context(holding(folder.with_name(f".{folder.name}.lock")))
+            if (folder / NAME).is_file():
+                answers[one["key"]] = asdict(RunResult.read(folder / NAME))
+        todo = [one for one in runs if one["key"] not in answers]
+        return {"state": "finished", "answers": answers | {one["key"]: _settle(one, found) for one, found in _results(todo)}}
+
+
+def _settle(run: dict[str, Any], found: dict[str, Any] | Exception) -> dict[str, Any]:
     from tokmix.study.compare.result import NAME, RunResult
     from tokmix.training.progress import Diverged
 
-    folder = Path(task["out"])
-    try:
-        with holding(folder.with_name(f".{folder.name}.lock")):  # a second worker waits, and then finds the run finished
-            if (folder / NAME).is_file():
-                return asdict(RunResult.read(folder / NAME))
-            result = _fit_bag(task, folder) if task["kind"] == "bag" else _train(task, folder)
-            if not math.isfinite(result["score"]):
-                raise Diverged(f"the {result['metric']} is not a finite number")
-            RunResult(**result).write(folder / NAME)
-            return result
-    except Diverged as error:
-        failed = RunResult("failed", error=str(error))
+    folder = Path(run["out"])
+    if isinstance(found, dict) and not math.isfinite(found["score"]):
+        found = Diverged(f"the {found['metric']} is not a finite number")
+    if isinstance(found, dict):
+        RunResult(**found).write(folder / NAME)
+        return found
+    if isinstance(found, Diverged):
+        failed = RunResult("failed", error=str(found))
         failed.write(failure_file(folder))
         return asdict(failed)
+    return {"state": "failed", "error": f"{type(found).__name__}: {' '.join(str(found).split())}"}
+
+
+def _results(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any] | Exception]]:
+    """Each run with its result, or with the error that ended it."""
+    from tokmix.training.settings import Settings
+    from tokmix.training.side_by_side import train_all
+    from tokmix.training.train import session
+
+    bags, stacks = ([one for one in runs if (one["kind"] == "bag") == bag] for bag in (True, False))
+    for one in bags:
+        yield one, _or_error(_fit_bag, one, Path(one["out"]))
+    records = train_all([
+        session(one["data"], one["out"], Settings.of(None, one["settings"] | {"train.device": one["device"]}), resume=True,
+                imports=one["imports"], quiet=True, side_by_side=len(stacks))
+        for one in stacks
+    ])  # fmt: skip
+    for one, record in zip(stacks, records, strict=True):
+        yield one, record if isinstance(record, Exception) else _or_error(_score, one, record)
+
+
+def _or_error(act: Callable[..., dict[str, Any]], *given: object) -> dict[str, Any] | Exception:
+    try:
+        return act(*given)
     except Exception as error:
-        return {"state": "failed", "error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
+        return error
 
 
 def failure_file(folder: Path) -> Path:
     return folder.with_name(folder.name + ".failed.json")
 
 
-def _train(task: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _score(task: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    """Of a run that has ended: what it did on each example, in a file, and its result."""
     from tokmix.data.tokens import TokenFiles
     from tokmix.study.compare import outcomes
-    from tokmix.training import model_folder, train
+    from tokmix.training import model_folder
     from tokmix.training.distributed import join_world
     from tokmix.training.settings import Settings
     from tokmix.training.task import TrainingTask, main_figure
 
-    settings = Settings.of(None, task["settings"] | {"train.device": task["device"]})
-    record = train.run(task["data"], folder, settings, resume=True, imports=task["imports"], quiet=True)
+    folder, settings = Path(task["out"]), Settings.of(None, task["settings"] | {"train.device": task["device"]})
     with join_world(settings.train.device) as world:
         trained = model_folder.load(folder / "model", world.device)
         sums = outcomes.measure(TrainingTask(TokenFiles(task["data"]), settings), trained.model, record["split"], world)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tokmix.core.checks import at_least
+from tokmix.core.checks import at_least, one_of
 from tokmix.data.tokens import TokenFiles, is_prepared
 from tokmix.runs.files import read_json, write_json
 from tokmix.runs.locks import holding
@@ -31,10 +31,11 @@ from tokmix.study.tune.store import Store, optuna
 from tokmix.study.tune.trials import Trials, check_same
 from tokmix.study.tune.watch import Watch
 from tokmix.study.tune.worker import Job, trial_settings, work
-from tokmix.training.distributed import check_alone
+from tokmix.training.distributed import check_alone, device_of
 from tokmix.training.imports import import_files
 from tokmix.training.preflight import card_hash, check_not_late, nothing_left_of, prepared_in
 from tokmix.training.settings import Settings
+from tokmix.training.side_by_side import CHOICES, runs_at_once
 from tokmix.training.task import TrainingTask
 
 MARK = "study.json"
@@ -54,6 +55,7 @@ def run(
     storage: str | None = None,
     study: str | None = None,
     patience: int | None = None,
+    side_by_side: str = "auto",
     resume: bool = False,
     imports: Sequence[str | Path] = (),
     quiet: bool = False,
@@ -67,6 +69,7 @@ def run(
     at_least("--threads", threads, 1)
     if workers is not None:
         at_least("--workers", workers, 1)
+    one_of("side_by_side", side_by_side, CHOICES)
     _check(settings, space)
     for option, given in (("--study", study), ("--patience", patience)):
         if given is not None and storage is None:
@@ -80,8 +83,12 @@ def run(
     there = Trials.begin(store, trials, asked, figure.higher, resume)
     left = trials - len(there.finished())
     if left:
+        at_once, why_not = runs_at_once(side_by_side, device_of(settings.train.device).type == "cuda", settings)
+        if why_not is not None:
+            say(why_not)
         crew = min(workers or _default_workers(), left)
-        _search(_jobs(store, there, asked, folder, figure, threads, settings, imports, crew), there, figure, quiet)
+        at_once = min(at_once, -(-left // crew))
+        _search(_jobs(store, there, asked, folder, figure, threads, settings, imports, crew, at_once), there, figure, quiet)
     return _finish(str(data), store, settings, imports, asked, figure, there, say)
 
 
@@ -159,7 +166,7 @@ def _try_shapes(files: TokenFiles, settings: Settings, space: Space, trials: int
 
 def _jobs(
     store: Store, trials: Trials, asked: dict[str, Any], folder: Path, figure: Figure, threads: int, settings: Settings,
-    imports: Sequence[str | Path], crew: int,
+    imports: Sequence[str | Path], crew: int, at_once: int,
 ) -> list[Job]:  # fmt: skip
     """One a worker; GPUs in turn."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -167,7 +174,7 @@ def _jobs(
         Job(
             out=str(store.out), name=store.name, url=store.url, patience=store.patience, count=trials.count, base=trials.base, asked=asked,
             data=str(folder), figure=vars(figure), threads=threads, device=f"cuda:{i % gpus}" if gpus else None,
-            imports=[str(file) for file in imports], parent=os.getpid() if crew > 1 else None,
+            imports=[str(file) for file in imports], side_by_side=at_once, parent=os.getpid() if crew > 1 else None,
         )
         for i in range(crew)
     ]  # fmt: skip

@@ -25,6 +25,7 @@ from tokmix.training import train
 from tokmix.training.imports import import_files
 from tokmix.training.progress import Diverged
 from tokmix.training.settings import ModelSettings, Settings, TrainSettings
+from tokmix.training.side_by_side import train_all
 
 LOOK = 1.0  # seconds between looks for a trial whose worker died
 
@@ -45,6 +46,7 @@ class Job:
     threads: int
     device: str | None
     imports: list[str]
+    side_by_side: int = 1  # trials that it trains at a time
     parent: int | None = None  # the process that started it; without that one it ends
 
     def store(self) -> Store:
@@ -62,9 +64,9 @@ def work(job: Job) -> None:
     torch.set_num_threads(job.threads)  # not by the number of workers: sums in another order are other numbers
     try:
         while len(patiently(store, trials.finished)) < job.count:
-            claim = patiently(store, trials.claim)
-            if claim is not None:
-                _run(job, trials, claim)
+            claims = _claims(job, trials)
+            if claims:
+                _run(job, trials, claims)
                 continue
             if job.parent is not None and os.getppid() != job.parent:
                 return
@@ -77,39 +79,73 @@ def work(job: Job) -> None:
         torch.set_num_threads(before)
 
 
-def _run(job: Job, trials: Trials, claim: Claim) -> None:
+def _claims(job: Job, trials: Trials) -> list[Claim]:
+    claims: list[Claim] = []
+    while len(claims) < job.side_by_side and (claim := patiently(trials.store, trials.claim)) is not None:
+        claims.append(claim)
+    return claims
+
+
+def _run(job: Job, trials: Trials, claims: list[Claim]) -> None:
+    """What ends one of them leaves the others as they are."""
+    open_claims, problem = list(claims), None
     try:
-        with _pulse(job, trials, claim):
-            score, result = train_trial(job, claim)
-    except BaseException as error:
-        patiently(trials.store, lambda: trials.give_back(claim))
-        if isinstance(error, (ValueError, OSError, RuntimeError)):
-            told = ", ".join(f"{name}={value!r}" for name, value in claim.parameters.items())
-            raise ValueError(f"trial {claim.index} ({told}): {' '.join(str(error).split())}") from error
-        raise
-    else:
-        patiently(trials.store, lambda: trials.finish(claim, score, result))
+        with _pulse(job, trials, claims):
+            outcomes = train_trials(job, claims)
+        for claim, outcome in zip(claims, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                problem = problem or (claim, outcome)
+                continue
+            patiently(trials.store, lambda claim=claim, told=outcome: trials.finish(claim, *told))  # type: ignore[misc]
+            open_claims.remove(claim)
     finally:
-        claim.lock.release()
+        for claim in open_claims:
+            patiently(trials.store, lambda claim=claim: trials.give_back(claim))  # type: ignore[misc]
+        for claim in claims:
+            claim.lock.release()
+    if problem is not None:
+        claim, error = problem
+        if not isinstance(error, (ValueError, OSError, RuntimeError)):
+            raise error
+        told = ", ".join(f"{name}={value!r}" for name, value in claim.parameters.items())
+        raise ValueError(f"trial {claim.index} ({told}): {' '.join(str(error).split())}") from error
 
 
-def train_trial(job: Job, claim: Claim) -> tuple[float, dict[str, Any]]:
-    """(score, what to remember of it). A run that was begun by a worker that died goes on from its last checkpoint."""
-    figure, folder, began = Figure(**job.figure), Path(job.out) / "trials" / f"{claim.index:04d}", time.monotonic()
+def train_trials(job: Job, claims: list[Claim]) -> list[tuple[float, dict[str, Any]] | Exception]:
+    """Of each (score, what to remember of it), or why there is none. A run that was begun by a worker that died goes on from its last
+    checkpoint."""
+    began = time.monotonic()
+    sessions = [
+        train.session(job.data, folder_of(job, claim), _settings(job, claim), resume=True, imports=job.imports, quiet=True,
+                      side_by_side=len(claims))
+        for claim in claims
+    ]  # fmt: skip
+    return [_outcome(Figure(**job.figure), record, began) for record in train_all(sessions)]
+
+
+def folder_of(job: Job, claim: Claim) -> Path:
+    return Path(job.out) / "trials" / f"{claim.index:04d}"
+
+
+def _settings(job: Job, claim: Claim) -> Settings:
     settings = trial_settings(job.settings(), claim.parameters, job.device)
     settings = replace(settings, train=replace(settings.train, threads=job.threads))
-    if figure.split == "valid":  # a run by itself would report on test
+    if Figure(**job.figure).split == "valid":  # a run by itself would report on test
         settings = replace(settings, train=replace(settings.train, final="valid"))
-    try:
-        record = train.run(job.data, folder, settings, resume=True, imports=job.imports, quiet=True)
-        score = figure.of(record)
-        if not math.isfinite(score):
-            raise Diverged(f"{figure.name} is {score}")
-    except Diverged as error:
-        cost = error.cost or {}
-        result = {"state": "diverged", "seconds": cost.get("seconds", time.monotonic() - began), "cost": cost, "error": str(error)}
-        return figure.chance, result
-    return score, {"state": "finished", "seconds": record["cost"]["seconds"], "cost": record["cost"], "error": None}
+    return settings
+
+
+def _outcome(figure: Figure, record: dict[str, Any] | Exception, began: float) -> tuple[float, dict[str, Any]] | Exception:
+    if isinstance(record, dict):
+        score, cost = figure.of(record), record["cost"]
+        if math.isfinite(score):
+            return score, {"state": "finished", "seconds": cost["seconds"], "cost": cost, "error": None}
+        record = Diverged(f"{figure.name} is {score}")
+    if isinstance(record, Diverged):
+        cost = record.cost or {}
+        seconds = cost.get("seconds", time.monotonic() - began)
+        return figure.chance, {"state": "diverged", "seconds": seconds, "cost": cost, "error": str(record)}
+    return record
 
 
 def trial_settings(settings: Settings, parameters: dict[str, Any], device: str | None) -> Settings:
@@ -131,7 +167,7 @@ def last_entry(log: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _pulse(job: Job, trials: Trials, claim: Claim) -> Iterator[None]:
+def _pulse(job: Job, trials: Trials, claims: list[Claim]) -> Iterator[None]:
     """Signs of life while a trial is trained; and an end of it when the process that started us is gone."""
     done = threading.Event()
 
@@ -141,7 +177,8 @@ def _pulse(job: Job, trials: Trials, claim: Claim) -> Iterator[None]:
             if time.monotonic() - last >= trials.store.interval:
                 last = time.monotonic()
                 try:
-                    trials.sign_of_life(claim)
+                    for claim in claims:
+                        trials.sign_of_life(claim)
                 except Exception:  # the database is away: it is tried again; if that takes too long, another worker takes over
                     continue
             if job.parent is not None and os.getppid() != job.parent:

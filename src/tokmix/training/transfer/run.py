@@ -42,6 +42,7 @@ from tokmix.training.imports import import_files
 from tokmix.training.preflight import nothing_left_of
 from tokmix.training.run_record import NAME, RunRecord
 from tokmix.training.settings import TrainSettings
+from tokmix.training.side_by_side import train_one
 from tokmix.training.train import go
 from tokmix.training.transfer.distillation import Distillation, Layers, Pair, Whole
 from tokmix.training.transfer.settings import TransferSettings
@@ -201,7 +202,7 @@ class _Transfer:
         log = report.Log(folder / "log.jsonl", self.quiet)
         engine = Engine(task, self.world, Checkpoints(folder / "checkpoints"), log)
         engine.say = self.say
-        go(engine, log, resume, self.say)
+        train_one(go(engine, log, resume, self.say))
         return engine
 
     def _save(self, teacher: Path, record: dict[str, Any]) -> None:
