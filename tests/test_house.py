@@ -95,7 +95,7 @@ MOST_FILE_LINES = 350
 LONG_FILES = {"src/tokmix/sklearn.py": 377}  # to be split
 MOST_FUNCTION_LINES = 60  # a longer one has `# long: <why>` in its first lines
 MOST_ANY_LINES = 700
-MOST_SOURCE_LINES = 42_000
+MOST_SOURCE_LINES = 44_500
 
 
 def python_files(*tops: str) -> list[Path]:
@@ -128,6 +128,25 @@ def test_the_source_does_not_grow_back() -> None:
     loose = sum(bool(re.search(r"\bAny\b", line)) for line in lines)
     assert loose <= MOST_ANY_LINES, f"{loose} lines with the word Any: name the type, or make the dict a dataclass"
     assert len(lines) <= MOST_SOURCE_LINES, f"{len(lines)} lines: delete what no longer earns its place"
+
+
+# Pages whose lines are still longer than 120 characters. Wrap one when you change it, and take it out of here.
+LONG_LINES = {
+    "CHANGELOG.md", "README.md", "docs/README.md", "docs/accuracy.md", "docs/bench.md", "docs/cluster.md", "docs/compare.md",
+    "docs/deploy.md", "docs/explain.md", "docs/huggingface.md", "docs/lab.md", "docs/play.md", "docs/python.md", "docs/reliability.md",
+    "docs/report.md", "docs/sklearn.md", "docs/tune.md",
+}  # fmt: skip
+
+
+def test_markdown_is_wrapped() -> None:
+    """At 120 characters, except tables, code and lines without a place to break."""
+    long = set()
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        prose = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.M | re.S)
+        lines = [line for line in prose.splitlines() if len(line) > 120 and not line.lstrip().startswith("|")]
+        if any(" " in line.strip()[:100].removeprefix("- ") and not line.startswith("    ") for line in lines):
+            long.add(str(path.relative_to(ROOT)))
+    assert long <= LONG_LINES
 
 
 def test_importing_loads_no_package_beyond_torchs_own() -> None:
