@@ -120,6 +120,7 @@ class RowAnswers:
 
     def __init__(self, work: TrainingTask, world: World, say: Callable[[str], None]):
         self.work, self.world, self.mixture = work, world, Mixture()
+        self.said: Outputs | None = None  # the network's outputs for the rows of the figure
         self.network: dict[str, Any] | None = None  # the network's own figures, where it does not answer alone
         self.refitted = 0  # rows that the network learned from in all, where it went on after its figure
         self.bag = self._fit(say) if work.train.baseline and world.first else None
@@ -143,14 +144,21 @@ class RowAnswers:
         say(f"bag of words: {name} {found[name]:.4f}{beside(found, name)} on {len(work.held):,} held-out rows ({told})")
         return bag
 
-    def settle(self, model: Model, figures: dict[str, Any]) -> dict[str, Any]:
-        """Choose by the held-out rows -> the figures of what was chosen. On every rank, as all read a part of the rows."""
+    def measure(self, model: Model) -> dict[str, Any]:
+        """The network's own figures. On every rank, as all read a part of the rows; so is `settle`."""
         work = self.work
+        if work.final is None:
+            return {}
+        self.said = network_outputs(model, work.batches(work.final, self.world), self.world)
+        return mixed_figures(work.task, *self.said, work.card.labels, work.deviation, Mixture())
+
+    def settle(self, model: Model, figures: dict[str, Any]) -> dict[str, Any]:
+        """Choose by the held-out rows -> the figures of what was chosen."""
+        work, said = self.work, self.said
         batches = work.held_batches(self.world)
         if batches is None or not (work.train.baseline or work.task == "multilabel"):
             return figures
         held = network_outputs(model, batches, self.world)
-        said = None if work.final is None else network_outputs(model, work.batches(work.final, self.world), self.world)
         if self.bag is not None:
             self.mixture = self.bag.choose(*held)
         elif work.task == "multilabel":

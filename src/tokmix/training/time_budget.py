@@ -91,7 +91,7 @@ class TimeBudget:
             steps = engine.most / most  # of an epoch
             pace = self._alone(engine.estimate_pace)
             a_token = pace * steps / max(self.work.tokens_of("train"), 1)
-            rest = FORWARD * a_token * 2 * (self.work.tokens_of("final") + self.work.tokens_of("held"))
+            rest = FORWARD * a_token * (self.work.tokens_of("final") + 2 * self.work.tokens_of("held"))
             left = share * ((self.seconds or 0.0) - self._spent() - rest - FINISH)
             left -= min(steps_of(engine) * pace, left * MOST / (1 + MOST))
             fitting = left / (pace * steps * (1 + SHARE))

@@ -291,8 +291,8 @@ class _Run:
         """The reported figure, once; the bag of words; the model folder."""
         work, files = self.work, self.files
         split = work.final
-        figures: dict[str, Any] = {}
-        if split is not None:
+        figures: dict[str, Any] = {} if self.rows is None else self.rows.measure(engine.model)
+        if self.rows is None and split is not None:
             size = files.card.split(split).bytes if work.task == "lm" else None
             figures = work.evaluate(engine.model, work.batches(split, self.world), self.world, size)
         if wrong := next((name for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)), None):
