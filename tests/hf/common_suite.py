@@ -1,6 +1,6 @@
 """Run Hugging Face's own common tests on our classes, from a checkout of transformers of the installed version.
 
-python tests/hf/common_suite.py CHECKOUT [-k WORD] [--suite NAME ...]      # CHECKOUT holds transformers' tests/
+python tests/hf/common_suite.py CHECKOUT [-k WORD] [--suite NAME ...]      # CHECKOUT is a checkout of transformers: tests/, utils/, src/
 
 CHECKOUT defaults to the environment variable TOKMIX_TRANSFORMERS. Without one the script says so and exits with 0.
 It exits with 1 when a test fails that is not in BY_DESIGN.
