@@ -1,11 +1,12 @@
-"""LoRA for our models: which modules and weights PEFT should reach."""
+"""LoRA for our models and for models with swapped layers: which modules and weights PEFT should reach."""
 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from tokmix.core.mixer import Mixer
 from tokmix.hf.base import TokmixPreTrainedModel
@@ -16,27 +17,30 @@ if TYPE_CHECKING:
 TASKS = {"lm": "CAUSAL_LM", "classify": "SEQ_CLS", "regress": "SEQ_CLS", "tag": "TOKEN_CLS", "span": "QUESTION_ANS"}
 
 
-def lora_config(model: TokmixPreTrainedModel, r: int = 8, **more: Any) -> LoraConfig:
-    """A peft.LoraConfig for the model: all linear layers, the mixers' matrices that are plain parameters (HyperMixing's hypernetworks,
-    HyperMLP's banks), and the head of a classifier trained whole. more: whatever else a LoraConfig takes."""
+def lora_config(model: PreTrainedModel, r: int = 8, **more: object) -> LoraConfig:
+    """A peft.LoraConfig for the model: all linear layers below the head, the mixers' matrices that are plain parameters (HyperMixing's
+    hypernetworks, HyperMLP's banks), and the head of a classifier of ours trained whole. more: whatever else a LoraConfig takes."""
     from peft import LoraConfig
 
-    linear = [name for name, part in model.core.layers.named_modules() if isinstance(part, nn.Linear)]  # type: ignore[attr-defined]
-    given: dict[str, Any] = {
+    own = isinstance(model, TokmixPreTrainedModel)
+    root, prefix = (model.core.layers, "layers.") if isinstance(model, TokmixPreTrainedModel) else (model.base_model, "")
+    assert isinstance(root, nn.Module)
+    head = model.config.head if own else "lm" if model.can_generate() else ""
+    given: dict[str, object] = {
         "r": r,
-        "target_modules": sorted({f"layers.{name}" for name in linear}),
-        "target_parameters": sorted(f"layers.{name}" for name in _matrices(model)),
-        "task_type": TASKS.get(model.core.config.head),
+        "target_modules": sorted(f"{prefix}{name}" for name, part in root.named_modules() if isinstance(part, nn.Linear)),
+        "target_parameters": sorted(f"{prefix}{name}" for name in _matrices(root)),
+        "task_type": TASKS.get(head),
     }
-    if model.core.config.head in ("classify", "regress", "tag", "span"):
+    if head in ("classify", "regress", "tag", "span"):
         given["modules_to_save"] = ["head"]
-    return LoraConfig(**{**given, **more})
+    return LoraConfig(**{**given, **more})  # type: ignore[arg-type]
 
 
-def _matrices(model: TokmixPreTrainedModel) -> list[str]:
+def _matrices(root: nn.Module) -> list[str]:
     """Parameters [heads, in, out] of modules that are called with the tokens; PEFT wraps such a module."""
     found = []
-    for name, part in model.core.layers.named_modules():  # type: ignore[attr-defined]
+    for name, part in root.named_modules():
         if isinstance(part, (nn.Linear, Mixer)) or not inspect.signature(part.forward).parameters:
             continue
         found += [f"{name}.{key}" for key, value in part.named_parameters(recurse=False) if value.dim() == 3]

@@ -26,6 +26,7 @@ from tokmix.core.segments import Segments
 from tokmix.hf import inputs, loss
 from tokmix.hf.base import TokmixPreTrainedModel
 from tokmix.hf.config import TokmixConfig
+from tokmix.hf.swapped import refuse_continuous_batching
 
 
 class TokmixModel(TokmixPreTrainedModel):
@@ -91,6 +92,9 @@ class TokmixForCausalLM(TokmixPreTrainedModel, GenerationMixin):
         """As the parent's, which goes on from the last column: a prompt has to end there."""
         inputs.check_ends(kwargs.get("attention_mask"))
         return super().generate(*args, **kwargs)  # type: ignore[misc]
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        refuse_continuous_batching()
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
         """As the parent's, without what is for the stopping criteria alone."""

@@ -128,6 +128,13 @@ for _name, _reader in READERS.items():
     AttentionInterface.register(PREFIX + _name, _reader)
 
 
+def refuse_continuous_batching(*args: object, **kwargs: object) -> None:
+    """In place of a method of transformers."""
+    raise ValueError(
+        "continuous batching deals out keys and values by pages, and a mixer's state has none: use generate() with a padded batch"
+    )
+
+
 def read_by(module: nn.Module, name: str) -> None:
     """Have an attention module of transformers read its q, k and v by one of READERS; its weights, cache and masks stay its own."""
     module.config = copy.copy(module.config)

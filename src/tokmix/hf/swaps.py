@@ -21,7 +21,7 @@ from tokmix.core import checks, stack
 from tokmix.core.adapt import swap_attention
 from tokmix.core.mixer import create
 from tokmix.hf.masks import LastMask
-from tokmix.hf.swapped import READERS, SwappedAttention, read_by
+from tokmix.hf.swapped import READERS, SwappedAttention, read_by, refuse_continuous_batching
 
 # How the attention modules of transformers call what makes queries, keys and values.
 PROJECTIONS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"), ("c_attn",), ("Wqkv",))
@@ -128,6 +128,8 @@ def longest(config: PreTrainedConfig) -> int:
 
 
 def _apply(model: PreTrainedModel, records: list[Swap]) -> None:
+    if hasattr(model, "init_continuous_batching"):
+        model.init_continuous_batching = refuse_continuous_batching  # type: ignore[assignment]
     for record in records:
         found, last = attention_layers(model), LastMask()
         spec = stack.parse(record["mixer"])[0]
