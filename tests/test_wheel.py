@@ -9,24 +9,52 @@ from pathlib import Path
 
 import pytest
 
+import tokmix
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "tokmix"
 
 
-@pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """What the wheel's archive lists. Built from a copy: setuptools leaves a build folder in the source tree."""
-    place = tmp_path_factory.mktemp("wheel")
+def build(place: Path, kind: str) -> Path:
+    """A wheel or an sdist, built from a copy of what git tracks."""
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     for name in tracked:
-        if name.startswith("src/") or name in ("pyproject.toml", "README.md", "LICENSE"):
+        if name.startswith("src/") or name in ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE"):
             (place / "source" / name).parent.mkdir(parents=True, exist_ok=True)
             (place / "source" / name).write_bytes((ROOT / name).read_bytes())
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", str(place), str(place / "source")]
-    built = subprocess.run(command, capture_output=True, text=True)
+    code = f"from hatchling import build; print(build.build_{kind}({str(place)!r}))"
+    built = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=place / "source")
     assert built.returncode == 0, built.stderr[-3000:]
-    (wheel,) = place.glob("tokmix-*.whl")
+    return place / built.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("wheel"), "wheel")
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> set[str]:
+    """What the wheel's archive lists."""
     return set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_a_second_build_has_the_same_bytes(wheel: Path, tmp_path: Path) -> None:
+    assert build(tmp_path / "wheel", "wheel").read_bytes() == wheel.read_bytes()
+    assert build(tmp_path / "first", "sdist").read_bytes() == build(tmp_path / "second", "sdist").read_bytes()
+
+
+def test_the_wheel_alone_says_its_version_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    """Without torch, numpy or anything else; a command that needs one names the extra."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "there")
+    run = lambda *words: subprocess.run(
+        [sys.executable, "-S", "-E", "-m", "tokmix", *words], capture_output=True, text=True, cwd=tmp_path / "there"
+    )
+    assert run("--version").stdout == f"tokmix {tokmix.__version__}\n"
+    assert run("train", "--help").returncode == 0
+    missing = run("show", "attention")
+    assert missing.returncode == 1 and "pip install" in missing.stderr and len(missing.stderr.splitlines()) == 1, missing.stderr
 
 
 def test_the_wheel_holds_the_whole_package(names: set[str]) -> None:
