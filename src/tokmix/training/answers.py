@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from tokmix.core.model import Model
 from tokmix.core.optional import np
@@ -26,7 +27,7 @@ KEYS = "trained_on.safetensors"  # hashes of the texts that a model folder was t
 
 
 @torch.inference_mode()
-def network_outputs(model: Model, batches: Batches, world: World) -> tuple[np.ndarray, np.ndarray]:
+def network_outputs(model: nn.Module, batches: Batches, world: World) -> tuple[np.ndarray, np.ndarray]:
     """(outputs, targets) of every row, by row number; each rank reads its part."""
     model.eval()
     found: list[tuple[tuple[int, ...], np.ndarray, np.ndarray]] = []

@@ -67,6 +67,7 @@ class TrainSettings:
     token_dropout: float | None = None  # share of the tokens hidden at each reading; None: by the kind of data
     label_smoothing: float = 0.0
     start: str | None = None  # an encoder to start from: a folder of `pretrain`, or the name of a shipped one; --from for short
+    freeze: Literal["auto", "yes", "no"] = "auto"  # an encoder stays as it is, with a linear head; auto: where fine-tuning takes too long
     layer_decay: float | None = None  # each layer learns at this share of the rate of the one above it; None: 0.9 from an encoder, else 1
     pretrain: int | None = None  # epochs of a warm-up, finding hidden tokens in train; 0: none; None: 30 for small tables of single texts
     mask: float | None = None  # mlm: share of tokens hidden and asked for; None: 0.15, in a warm-up 0.3

@@ -66,6 +66,7 @@ class TrainingTask:
         self.task = task_of(self.card, self.train.task)
         self.final = final_split(files, self.train.final)
         self.start = self._start()
+        self.frozen = False  # the encoder stays as it is: frozen.py
         self.config = model_config(self.card, self.task, settings.model, self.start)
         with torch.device("meta"):
             Model(self.config)  # a stack that does not fit the task says so now
@@ -220,6 +221,8 @@ class TrainingTask:
 
     def training_flops(self, model: Model, length: int) -> int:
         """Matrix products of forward and backward pass over an example of that length."""
+        if self.frozen:
+            return model.cost(length).matmul
         products = model.cost(length).training
         if self.task == "mlm" and self.masking is not None:  # the head is computed for the hidden tokens alone
             hidden = int(self.masking.count(np.array([length]))[0])

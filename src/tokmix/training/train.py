@@ -27,7 +27,7 @@ from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.tokens import TokenFiles
 from tokmix.runs.files import Damaged, check_free, remove_partial
 from tokmix.runs.locks import RUN_LOCK, owning
-from tokmix.training import cost_record, encoder, model_folder, ngram, report, threads, trackers, warmup
+from tokmix.training import cost_record, encoder, frozen, model_folder, ngram, report, threads, trackers, warmup
 from tokmix.training.answers import RowAnswers, beside, told_of_rows
 from tokmix.training.checkpoint import Checkpoints
 from tokmix.training.defaults import default_tokens
@@ -110,6 +110,7 @@ def session(
                     tokens = chosen.get("tokens", lambda: default_tokens(world.device.type, files.card.stream))
                     settings = replace(settings, train=replace(settings.train, tokens=tokens))
                 work = task_for(files, settings)
+                frozen.check(work)
                 check_memory(work.config, world)
             say(work.card.summary())
             one = _Run(work, out, world, say, quiet or not world.first, [Path(file).name for file in imports], began, chosen, side_by_side)
@@ -213,8 +214,12 @@ class _Run:
             loaded = (self.out / warmup.FOLDER / warmup.WEIGHTS).is_file()
             start = yield from self._warm_up(resume)
         engine, log = self._engine(self.work, self.out)
-        self.budget.fit(engine)
-        self._describe(engine)
+        minutes = self.work.train.minutes
+        allowed = self.budget.seconds if minutes is None else 60 * minutes
+        still = frozen.wanted(engine, self.chosen, allowed, time.monotonic() - self.began, self.say)
+        if not still:
+            self.budget.fit(engine)
+            self._describe(engine)
         if start is not None:
             engine.begin_with(start.weights)
         elif self.work.start is not None:
@@ -223,10 +228,15 @@ class _Run:
             fresh = sorted({name.split(".")[0] for name in engine.model.state_dict() if name not in taken})
             self.say(f"starts from the encoder {self.work.start.name}; fresh: {', '.join(fresh)}")
         engine.progress.spent = time.monotonic() - self.began + (start.cost["seconds"] if start and loaded else 0.0)
-        engine.progress.spent += self.budget.kept_for_refit(engine)
-        if self.rows is not None and self.rows.bag is not None:  # it is fitted once more at the end
-            engine.progress.spent += self.rows.bag.fitted.fit_seconds
-        yield from go(engine, log, resume, self.say, None if start is None else start.cost)
+        if still:
+            log.open(0)
+            frozen.fit(engine, self.say)
+            log.close()
+        else:
+            engine.progress.spent += self.budget.kept_for_refit(engine)
+            if self.rows is not None and self.rows.bag is not None:  # it is fitted once more at the end
+                engine.progress.spent += self.rows.bag.fitted.fit_seconds
+            yield from go(engine, log, resume, self.say, None if start is None else start.cost)
         return self._finish(engine, log, start, bag)
 
     def _warm_up(self, resume: bool) -> Session[warmup.Start | None]:
