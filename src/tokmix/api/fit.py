@@ -118,6 +118,25 @@ def pretrain(
         return train(data, out, config=config, resume=resume, imports=imports, verbose=verbose, **{**defaults, **given})
 
 
+def embed_train(
+    encoder: str | Path,
+    pairs: Data,
+    out: str | Path | None = None,
+    *,
+    config: str | Path | None = None,
+    resume: bool = False,
+    imports: Sequence[str | Path] = (),
+    verbose: bool = False,
+    **settings: object,
+) -> Run:
+    """Train an encoder's sentence embeddings on pairs of texts with a class (entailment, duplicate ...): `run.model.embed(texts)`."""
+    given = full_names(settings)
+    for name, value in (("train.task", "embed"), ("train.start", str(encoder))):
+        if given.setdefault(name, value) != value:
+            raise ValueError(f"embed-train is train with {name}={value}, and {given[name]!r} was given: leave it out")
+    return train(pairs, out, config=config, resume=resume, imports=imports, verbose=verbose, **{"train.lr": 2e-4, **given})
+
+
 @contextmanager
 def several(texts: str | Path | Sequence[str | Path]) -> Iterator[str | Path]:
     """One path for several files or folders of text: a temporary folder of links to them."""

@@ -18,10 +18,8 @@ from tokmix.api.settings import Kept, told
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
 
     from tokmix.core.model import Model
-    from tokmix.core.segments import Segments
     from tokmix.study.explain.run import Explained
     from tokmix.training.model_folder import Trained
 
@@ -103,17 +101,9 @@ class TrainedModel:
         """The mean of the hidden states that the head reads, over all tokens of a text: [texts, dim], for one text [dim]."""
         import numpy as np
 
-        from tokmix.training.predict import by_length
+        from tokmix.training.contrast import embedded
 
-        model = self.model
-
-        def pooled(ids: Tensor, segments: Segments) -> Tensor:
-            hidden = model.hidden(ids, segments)  # [B, T, D]
-            mask = segments.mask[..., None]
-            return hidden.masked_fill(~mask, 0).sum(1) / mask.sum(1).clamp(min=1)
-
-        encoded = self._encoded(list(self._many(texts)))
-        found = by_length(model, encoded, pooled).numpy() if encoded else np.zeros((0, model.config.dim), np.float32)
+        found = np.asarray(embedded(self.model, self._encoded(list(self._many(texts)))))
         return found[0] if self._is_one(texts) else found
 
     def evaluate(self, data: Data, split: str | None = None, **reading: object) -> dict[str, Any]:

@@ -50,8 +50,8 @@ def is_pair(card: Card) -> bool:
 
 def default_of(card: Card, task: str, encoder: bool = False) -> Default:
     """encoder: the run starts from a trained one."""
-    if encoder and task in LABELLED:
-        return replace(ENCODER, compare=is_pair(card))
+    if encoder and (task in LABELLED or task == "embed"):
+        return replace(ENCODER, compare=is_pair(card) and task != "embed")
     task = "mlm" if task == "rtd" else task
     return DEFAULTS[task if task in DEFAULTS else "pair" if is_pair(card) else "single"]
 

@@ -15,6 +15,7 @@ from tokmix.data.batches.windows import WindowBatches
 from tokmix.data.card import Card
 from tokmix.data.tokens import TokenSplit
 from tokmix.training import answers, eval_data, model_folder
+from tokmix.training.contrast import scored
 from tokmix.training.distributed import World
 from tokmix.training.imports import import_files
 from tokmix.training.task import MASK, evaluate, main_figure
@@ -28,6 +29,8 @@ def figures(trained: model_folder.Trained, data: str | Path, split: str | None =
     """settings: those of prepare, for data that is not prepared."""
     if trained.task == "rtd":
         raise ValueError(f"{trained.folder} tells replaced tokens, and who replaces them is not saved: its figures are in training.json")
+    if trained.task == "embed":
+        return scored(trained, data, split, settings)
     with eval_data.token_files(trained, data, settings) as files:
         chosen = eval_data.choose_split(files, split)
         batches: Batches

@@ -147,7 +147,8 @@ def search(
 ) -> tuple[Head, list[tuple[float, float]]]:
     """-> (the best head on the held-out rows, each penalty tried and how good it was)"""
     penalties: Sequence[float] = PENALTIES[task] if held is not None else PENALTIES[task][1:2]
-    best, tried = (float("-inf"), None), []
+    tried: list[tuple[float, float]] = []
+    best: tuple[float, Head | None] = (float("-inf"), None)
     for penalty in penalties:
         head = solve(task, features, targets, classes, penalty, weights, balance)
         score = 0.0

@@ -63,7 +63,7 @@ def check_not_late(data: str | Path, settings: dict[str, Any], prefix: str = "")
 
 
 def prepare_settings(settings: Settings) -> dict[str, Any]:
-    task = "mlm" if settings.train.task == "rtd" else settings.train.task  # the same text, with tokens that can be hidden
+    task = {"rtd": "mlm", "embed": "classify"}.get(settings.train.task or "", settings.train.task)  # what its data is prepared for
     given = settings.prepare if task is None else {"task": task, **settings.prepare}
     if settings.train.start is None:
         return given

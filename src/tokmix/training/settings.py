@@ -43,7 +43,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    task: Literal["classify", "multilabel", "regress", "lm", "mlm", "rtd"] | None = None  # None: the data's own
+    task: Literal["classify", "multilabel", "regress", "lm", "mlm", "rtd", "embed"] | None = None  # None: the data's own
     generator: str | None = None  # rtd: the stack of the generator; None: the first quarter of the layers
     epochs: int | None = None  # None: by the size of the data
     minutes: float | None = None  # at most this long: the schedule is fitted to it
@@ -63,6 +63,7 @@ class TrainSettings:
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the layers, AdamW for the rest
     checkpoint_layers: bool = False  # run each layer again in the backward pass: less memory, a third more time (gradient checkpointing)
     packed: bool = False  # rows without padding, where every mixer of the stack offers it
+    temperature: float = 0.05  # embed: what likenesses are divided by; the smaller, the more the nearest wrong answers count
     documents: bool = False  # windows of a running text: documents that share a window do not see each other
     token_dropout: float | None = None  # share of the tokens hidden at each reading; None: by the kind of data
     label_smoothing: float = 0.0
@@ -106,6 +107,7 @@ class TrainSettings:
             if getattr(self, name) is not None:
                 within(f"train.{name}", getattr(self, name), 0, 0.9)
         within("train.grow", self.grow, 0, 1)
+        within("train.temperature", self.temperature, 0.001, 10)
         if self.grow and self.accumulate == 1:
             raise ValueError(f"train.grow={self.grow} grows a step up to train.accumulate batches, and that is 1: give both")
         if self.mask is not None:

@@ -43,7 +43,7 @@ def task_of(card: Card, asked: str | None) -> str:
     """The task of a run: the data's own, or masked language modelling on any text."""
     if asked is None or asked == card.task:
         return card.task
-    if asked in HIDING:
+    if asked in (*HIDING, "embed"):  # of embed contrast.py says what data it needs
         return asked
     raise ValueError(f"task={asked!r} does not fit the data, which was prepared for {card.task!r}; prepare it with task={asked}")
 
@@ -285,6 +285,8 @@ def asked_tokens(targets: Tensor, masking: Masking | None = None) -> Tensor:
 
 def main_figure(task: str, figures: dict[str, Any]) -> tuple[str, int]:
     """(name of the figure a task is known by, 1 where higher is better else -1)"""
+    if task == "embed" and "spearman" in figures:
+        return "spearman", 1
     if task == "lm" and "bits_per_byte" in figures:
         return "bits_per_byte", -1
     return (metrics.MAIN[task], 1) if task in metrics.MAIN else ("loss", -1)

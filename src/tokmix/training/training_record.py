@@ -19,7 +19,7 @@ def training_record(
         "tokmix": tokmix.__version__,
         "task": work.task,
         "labels": card.labels if work.task in ("classify", "multilabel") else [],
-        "columns": card.columns,
+        "columns": card.columns if work.task != "embed" else {},  # whose model reads single texts
         "stream": card.stream,
         "tokenizer": card.tokenizer,
         "data": {

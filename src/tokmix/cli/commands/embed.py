@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import argparse
+
+from tokmix.cli.commands.common import add_imports
+
+ABOUT = "sentence embeddings of texts by a trained model or an encoder"
+FORMATS = ("jsonl", "csv", "npy")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="what `pretrain`, `embed-train` or `train` wrote, or a shipped encoder's name")
+    parser.add_argument("texts", metavar="TEXT", nargs="*", default=["-"], help="texts, a file, or - for standard input (the default)")
+    parser.add_argument("--format", choices=FORMATS, default=None, help="default: by the name of --out, else jsonl")
+    parser.add_argument("--out", default=None, metavar="FILE", help="a new file; default: standard output")
+    parser.add_argument("--encoding", default="utf-8", help="of a file or of standard input (default: %(default)s)")
+    add_imports(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from tokmix.api.embed import write
+    from tokmix.training.distributed import check_alone
+
+    check_alone("embed is one process")
+    write(options.model, options.texts, options.out, options.format, options.encoding, options.imports)
+    return 0
