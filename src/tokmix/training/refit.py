@@ -37,7 +37,7 @@ def left_out(engine: Engine) -> dict[str, np.ndarray]:
 def steps_of(engine: Engine) -> int:
     """How many there are, were they not bounded; 0: the network keeps its weights, as where a scaler was folded in."""
     work = engine.work
-    wanted = work.train.refit and work.train.fraction == 1 and work.task in LABELLED and work.unit == 1
+    wanted = work.train.refit and work.train.fraction == 1 and work.task in LABELLED and work.unit == 1 and not work.frozen
     known = len(work.files["train"]) if work.kept is None else len(work.kept)
     a_step = known / max(engine.batches.steps(0), 1)
     return round(PASSES * 2 * sum(map(len, left_out(engine).values())) / a_step) if wanted else 0
