@@ -23,7 +23,7 @@ from tokmix.training import linear
 from tokmix.training.answers import network_outputs
 from tokmix.training.defaults import is_pair
 from tokmix.training.engine import Engine
-from tokmix.training.report import clock
+from tokmix.training.report import Log, clock
 from tokmix.training.run_record import Choices
 from tokmix.training.task import TrainingTask
 
@@ -73,9 +73,11 @@ def unfit(work: TrainingTask) -> str | None:
     return None if linear.available() else "scikit-learn is not installed (pip install 'tokmix[lab]')"
 
 
-def wanted(engine: Engine, chosen: Choices, seconds: float | None, spent: float, say: Callable[[str], None]) -> bool:
-    """Whether this run keeps its encoder frozen, chosen once. seconds: of the whole run, None for as long as it takes."""
+def wanted(engine: Engine, chosen: Choices, usual: float | None, spent: float, say: Callable[[str], None]) -> bool:
+    """Whether this run keeps its encoder frozen, chosen once. usual: seconds of the whole run without --minutes, None for as long as it
+    takes; spent: of them so far."""
     work, train = engine.work, engine.train
+    seconds = usual if train.minutes is None else 60 * train.minutes
     if work.start is None or engine.world.size > 1 or train.freeze == "no" or unfit(work):
         return False
     if train.freeze == "yes":
@@ -94,9 +96,10 @@ def wanted(engine: Engine, chosen: Choices, seconds: float | None, spent: float,
     return bool(chosen.known["frozen"])
 
 
-def fit(engine: Engine, say: Callable[[str], None]) -> None:
+def fit(engine: Engine, log: Log, say: Callable[[str], None]) -> None:
     """The model's head, from features of the rows that are kept and of those held out."""
     work, began = engine.work, time.monotonic()
+    log.open(0)
     work.frozen = True
     engine.meter.start()
     features, targets = _features(engine, "train", work.kept)
@@ -119,6 +122,7 @@ def fit(engine: Engine, say: Callable[[str], None]) -> None:
         progress.best_score = work.score(figures)
         progress.history.append({"step": 0, "epoch": 1, "best": 0, **shown})
         engine.log({"step": 0, "total": 0, "epoch": 1, "held": shown})
+    log.close()
 
 
 def _features(engine: Engine, split: str, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

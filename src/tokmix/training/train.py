@@ -27,23 +27,13 @@ from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.tokens import TokenFiles
 from tokmix.runs.files import Damaged, check_free, remove_partial
 from tokmix.runs.locks import RUN_LOCK, owning
-from tokmix.training import cost_record, encoder, frozen, model_folder, ngram, report, threads, trackers, warmup
+from tokmix.training import cost_record, encoder, frozen, model_folder, ngram, preflight, report, threads, trackers, warmup
 from tokmix.training.answers import RowAnswers, beside, told_of_rows
 from tokmix.training.checkpoint import Checkpoints
 from tokmix.training.defaults import default_tokens
 from tokmix.training.distributed import World, join_world
 from tokmix.training.engine import Engine
 from tokmix.training.imports import import_files
-from tokmix.training.preflight import (
-    check_memory,
-    check_not_late,
-    check_source,
-    check_stack,
-    nothing_left_of,
-    prepared_in,
-    source_of,
-    token_folder,
-)
 from tokmix.training.progress import Diverged, Interrupted
 from tokmix.training.refit import refit
 from tokmix.training.run_record import NAME as RUN
@@ -85,7 +75,7 @@ def session(
     trackers.check(settings.train.report_to)
     import_files(imports)
     if settings.model.stack is not None:
-        check_stack(settings.model.stack)
+        preflight.check_stack(settings.model.stack)
     with join_world(settings.train.device) as world, threads.restored():
         if settings.train.compile == "yes" and world.device.type != "cuda":
             raise ValueError(f"train.compile='yes' is for a GPU, and this run is on {world.device.type}: leave it out")
@@ -98,11 +88,11 @@ def session(
                 raise ValueError(f"{out} exists already; nothing is overwritten: name another folder, or remove it")
             if resume and (ended := world.agree(_ended(Path(data), out, settings, say) if world.first else None)) is not None:
                 return ended
-            with nothing_left_of(out, new=new):
+            with preflight.nothing_left_of(out, new=new):
                 if world.first:
                     _open_run(Path(data), out, settings)
                 world.wait()
-                files = TokenFiles(token_folder(Path(data), out))
+                files = TokenFiles(preflight.token_folder(Path(data), out))
                 if world.first:
                     files.verify()
                 chosen = Choices(out, world)
@@ -111,7 +101,7 @@ def session(
                     settings = replace(settings, train=replace(settings.train, tokens=tokens))
                 work = task_for(files, settings)
                 frozen.check(work)
-                check_memory(work.config, world)
+                preflight.check_memory(work.config, world)
             say(work.card.summary())
             one = _Run(work, out, world, say, quiet or not world.first, [Path(file).name for file in imports], began, chosen, side_by_side)
             return (yield from one.train(resume))
@@ -143,15 +133,15 @@ def _ended(data: Path, out: Path, settings: Settings, say: Callable[[str], None]
 
 def _open_run(data: Path, out: Path, settings: Settings) -> None:
     """Make the folder and note what was asked, or see that it is what was asked before; prepare the data."""
-    check_not_late(data, settings.prepare, "prepare.")
+    preflight.check_not_late(data, settings.prepare, "prepare.")
     path = out / RUN
     if path.is_file():
         _check_same(data, out, settings)
     elif not all(one.name in (RUN_LOCK, ".run.json") for one in out.iterdir()):
         raise ValueError(f"{out} exists and is not a run of tokmix train: nothing is overwritten; name another folder")
     else:
-        RunRecord(source_of(data), settings.record()).write(out)
-    prepared_in(data, out, settings)
+        RunRecord(preflight.source_of(data), settings.record()).write(out)
+    preflight.prepared_in(data, out, settings)
 
 
 def _check_same(data: Path, out: Path, settings: Settings) -> None:
@@ -164,9 +154,9 @@ def _check_same(data: Path, out: Path, settings: Settings) -> None:
     if chosen and asked and asked != chosen:
         raise ValueError(f"{out} was started with {chosen} threads, so it cannot be resumed with train.threads={asked}: leave that out")
     gone = not data.exists() and not (out / "data").exists()  # prepared data, which has to be there to go on, and not to have ended
-    if before.source != source_of(data) and not gone:
+    if before.source != preflight.source_of(data) and not gone:
         raise ValueError(f"{out} was started on other data, so it cannot be resumed on {data}")
-    check_source(data, out, settings)
+    preflight.check_source(data, out, settings)
 
 
 def go(engine: Engine, log: report.Log, resume: bool, say: Callable[[str], None], before: Cost | None = None) -> Session[None]:
@@ -214,9 +204,7 @@ class _Run:
             loaded = (self.out / warmup.FOLDER / warmup.WEIGHTS).is_file()
             start = yield from self._warm_up(resume)
         engine, log = self._engine(self.work, self.out)
-        minutes = self.work.train.minutes
-        allowed = self.budget.seconds if minutes is None else 60 * minutes
-        still = frozen.wanted(engine, self.chosen, allowed, time.monotonic() - self.began, self.say)
+        still = frozen.wanted(engine, self.chosen, self.budget.seconds, time.monotonic() - self.began, self.say)
         if not still:
             self.budget.fit(engine)
             self._describe(engine)
@@ -229,9 +217,7 @@ class _Run:
             self.say(f"starts from the encoder {self.work.start.name}; fresh: {', '.join(fresh)}")
         engine.progress.spent = time.monotonic() - self.began + (start.cost["seconds"] if start and loaded else 0.0)
         if still:
-            log.open(0)
-            frozen.fit(engine, self.say)
-            log.close()
+            frozen.fit(engine, log, self.say)
         else:
             engine.progress.spent += self.budget.kept_for_refit(engine)
             if self.rows is not None and self.rows.bag is not None:  # it is fitted once more at the end
