@@ -113,7 +113,7 @@ def _stacks(
 
 
 def _stack(text: str) -> str:
-    """What is neither a stack nor a folder of a result should be told apart from a misspelt mixer."""
+    """A stack as given. A path that is no folder of a result gets its own message, not that of a misspelt mixer."""
     from tokmix.core import stack
     from tokmix.study.summary import reads_as_stack
 

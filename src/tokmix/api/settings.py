@@ -67,7 +67,7 @@ def told(verbose: bool) -> Iterator[Callable[[str], None]]:
 
 
 class Kept:
-    """A temporary folder that is removed with this object. (TemporaryDirectory would warn that nobody closed it.)"""
+    """A temporary folder that is removed with this object. (TemporaryDirectory would warn that it was not closed.)"""
 
     def __init__(self) -> None:
         self.name = tempfile.mkdtemp(prefix="tokmix-")
@@ -75,7 +75,7 @@ class Kept:
 
 
 def output_folder(out: str | Path | None) -> tuple[Path, Kept | None]:
-    """The folder asked for; without one a temporary folder, which lives as long as the second value does."""
+    """The given folder; without one a temporary folder, which lives as long as the second value does."""
     if out is not None:
         return Path(out), None
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

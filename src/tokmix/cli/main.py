@@ -1,4 +1,4 @@
-"""The command line: finds the command, runs it, and says in one line what did not work."""
+"""The command line: finds the command, runs it, and reports an error in one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEBUG = "--debug"
 
 
 def entry() -> int:
-    """What the command `tokmix` runs: main, and a plain end of a process that was one of several."""
+    """The command `tokmix`: main, and an immediate exit where this process is one of several."""
     code = main()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         leave(code)
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         code = options.run(options)
         sys.stdout.flush()
         return int(code)
-    except BrokenPipeError:  # whoever read it, `head` say, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
         return 0
     except KeyboardInterrupt as error:
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _told(error: Exception, options: argparse.Namespace) -> str:
-    """What was given and does not work says so itself; of anything else the kind is named, and how to see more."""
+    """An expected error is its own message. An unexpected one gets its type and a hint to --debug."""
     told = " ".join(str(error).split())
     if isinstance(error, ImportError) and error.name == "torch":
         return f"{told}: pip install 'tokmix[torch]'"
@@ -73,7 +73,7 @@ def _told(error: Exception, options: argparse.Namespace) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one line what cannot be read, without the usage, which is a page of some commands."""
+    """Reports an unreadable command line in one line, without the usage, which fills a page for some commands."""
 
     given: Sequence[str] = ()
 

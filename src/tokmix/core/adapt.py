@@ -34,7 +34,7 @@ class _LastSegments:
         return self.segments
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Copies and pickles start afresh: the mask is somebody else's."""
+        """A copy or pickle starts without a mask: the mask belongs to another call."""
         return _LastSegments, ()
 
 

@@ -1,4 +1,4 @@
-"""What a token of a table's row brings beside its own embedding: the words around it, and whether the other text of a pair has it too.
+"""Extra embeddings of a token in a table's row: the words around it, and whether the other text of a pair has it too.
 
     ngrams     the token and up to n - 1 before it, hashed into one table of `buckets` embeddings, which start at zero:
                an n-gram that was never seen says nothing (fastText's trick, Joulin et al. 2017)

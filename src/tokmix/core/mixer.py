@@ -79,7 +79,7 @@ class Cost:
 class InPlace:
     """What a caller of `step` allows and knows.
 
-    position  where every row stands, known on the host; None: rows stand at positions of their own
+    position  the position of all rows, known on the host; None: rows have different positions
     room      slots that growing caches should get at once
     fixed     caches keep their size, which is large enough: for CUDA graphs
     """
@@ -94,8 +94,8 @@ _in_place: ContextVar[InPlace | None] = ContextVar("in_place", default=None)
 
 @contextmanager
 def inplace_states(*, position: int | None = None, room: int = 0, fixed: bool = False) -> Iterator[None]:
-    """Inside, `step` may change the state it is given and return it: for a caller that goes on from the newest state alone, as
-    generation does. Caches are then written in place. The options are those of `InPlace`."""
+    """Inside, `step` may change the given state and return it, and caches are written in place. For a caller that needs only the
+    newest state, such as generation. The options are those of `InPlace`."""
     before = _in_place.set(InPlace(position, room, fixed))
     try:
         yield
@@ -168,7 +168,7 @@ class Mixer(nn.Module, ABC):
         raise self.lacks("step")
 
     def add_normed(self, x: Tensor, norm: nn.Module, segments: Segments | None = None) -> Tensor | None:
-        """x + self(norm(x)) in one pass; None where this mixer has no faster way than the three by themselves."""
+        """x + self(norm(x)) in one pass; None where this mixer has no faster way than three separate steps."""
         return None
 
     def step_normed(self, x: Tensor, norm: nn.Module, state: State, segments: Segments | None = None) -> tuple[Tensor, State] | None:

@@ -46,8 +46,8 @@ class ModelConfig:
     positions          code added to the embedding: sinusoidal, learned, none
     pooling            mean, max, both side by side (mean_max) or first token of each sequence, for classify and regress
     tie                lm and mlm: the output matrix is the embedding
-    embedding_std      of the embedding's fresh weights, which are multiplied by its inverse as they are read: words begin at scale 1,
-                       and the smaller it is, the fewer steps AdamW takes to move them. As an output matrix they want to be small, too.
+    embedding_std      standard deviation of the embedding's initial weights. A look-up multiplies by its inverse, so tokens start at
+                       scale 1. The smaller it is, the faster AdamW moves them; a tied output matrix should be small, too.
     ladder             what counts a mixer's place: kind = the mixers of its own name, stack = all of them
     ngrams, buckets    embeddings of n-grams up to this n, hashed into so many; separator: the id between the two texts of a
                        pair, which are then compared token by token (features.py). For models that see both directions.
@@ -133,7 +133,7 @@ class Model(nn.Module):
         # A post-norm layer ends in a norm of its own.
         self.norm = nn.Identity() if config.layout == "post" else make_norm(config.norm, config.dim)
         self.head = self._head()
-        # Tokens of scale 1, beside which a position code is neither lost nor too loud.
+        # Tokens start at scale 1, which is the scale of the position code.
         self.embedding_scale = 1 / config.embedding_std
         if config.embedding_std != 1:  # torch has drawn them at 1
             nn.init.normal_(self.embedding.weight, std=config.embedding_std)
@@ -217,7 +217,7 @@ class Model(nn.Module):
             x = ids if segments is None else Rows(segments.mask, segments.positions).zero(ids)
             return x * self.embedding_scale + self.position_code(positions, x.dtype)
         ids = ids.long()  # numbers of fewer bits would give n-grams other hashes
-        if segments is not None:  # whatever stands at padding need not be a known id
+        if segments is not None:  # ids at padding may be unknown ones
             ids = torch.where(segments.mask, ids, 0)
         x = self.embedding_of(ids) * self.embedding_scale
         if self.features is not None:
@@ -229,7 +229,7 @@ class Model(nn.Module):
             return self.embedding(ids)
         try:
             return self.embedding(ids)
-        except IndexError:  # on a CPU; a GPU is not asked, which would stall it
+        except IndexError:  # raised on a CPU only; a check on a GPU would stall it
             known = self.embedding.num_embeddings
             wrong = ids[(ids < 0) | (ids >= known)]
             if not len(wrong):

@@ -23,7 +23,7 @@ MOVED = {f"tokmix.{name}": f"tokmix.core.{name}" for name in CORE} | {
 
 
 class MovedModules(MetaPathFinder):
-    """Stands last in sys.meta_path, so it is asked only for modules that nobody finds."""
+    """Last in sys.meta_path, so Python asks it only for modules that were not found."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if fullname in MOVED:

@@ -20,7 +20,7 @@ class _Hook(Protocol):
 
 
 def is_watched(module: nn.Module) -> bool:
-    """Whether somebody relies on the module being called: forward and backward hooks, or a hook of accelerate."""
+    """Whether the module has hooks that run when it is called: forward, backward or accelerate's."""
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     return bool(hooks) or "_hf_hook" in module.__dict__
 

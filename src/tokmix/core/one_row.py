@@ -29,7 +29,7 @@ class OneRow:
 
     @staticmethod
     def fits(model: Model) -> bool:
-        """A model that decodes, with nobody watching its parts."""
+        """A model that decodes and has no hooks."""
         decodes = model.config.head in ("lm", "none") and model.config.causal and not model.training
         weight = model.embedding.weight
         plain = type(weight) is nn.Parameter and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)

@@ -25,7 +25,7 @@ def count(length: int, position: Tensor | None, device: torch.device) -> Tensor:
 
 def within(segments: Segments | None, x: Tensor) -> Tensor:
     """Of the tokens of x [B, T, ...] in their own sequences: [B, T], or [T] where it is the same for all rows, which saves a code
-    for each of them. What stands at padding is some position of the longest sequence."""
+    for each of them. Padding gets some position of the longest sequence."""
     if segments is None:
         return count(x.shape[1], None, x.device)
     return count(x.shape[1], None, x.device).clamp(max=max(0, segments.longest - 1)) if segments.unmoved else segments.positions

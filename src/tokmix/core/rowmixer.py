@@ -24,7 +24,7 @@ class RowMixer(Mixer):
 
     def mix_in_layout(self, x: Tensor, segments: Segments | None) -> Tensor | None:
         """The whole batch as it stands, padded or packed, for a mixer that has a faster way than by rows; None where
-        it has not. Whatever stands at padding is ignored, and the output there is zero."""
+        it has not. Values at padding are ignored, and the output there is zero."""
         return None
 
     def cross(self, x: Tensor, rows: Rows | None, keys: Tensor, values: Tensor, key_rows: Rows | None) -> Tensor:

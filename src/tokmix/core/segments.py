@@ -41,7 +41,7 @@ class Rows:
 
 
 class _Group:
-    """Some of a batch's sequences, and where their tokens stand in the flattened batch."""
+    """Some of a batch's sequences, and the places of their tokens in the flattened batch."""
 
     def __init__(self, index: Tensor | None, rows: Rows):
         self.index = index  # [S, L] into [B * T], or None where the batch already has this layout
@@ -223,7 +223,7 @@ class Segments:
 
     @classmethod
     def traceable(cls, mask: Tensor) -> Segments:
-        """One sequence a row from column 0 on, mask [B, T], for torch.export: of the sizes nothing is asked that would fix them.
+        """One sequence a row from column 0 on, mask [B, T], for torch.export: nothing here reads a size, which would fix it in the graph.
         Only plain torch can use it: kernels need `lengths`, `places` and `chunks`, which are empty."""
         segments, lengths = cls.__new__(cls), mask.sum(1)
         column = torch.arange(mask.shape[1], device=mask.device)

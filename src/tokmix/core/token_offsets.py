@@ -1,4 +1,4 @@
-"""How kernels are told where sequences begin and end in x [B, T, D], so that nothing has to be moved.
+"""Where sequences begin and end in x [B, T, D], in the form that kernels read, so that x is not copied.
 
 Both forms are made by `Segments`, once a batch, on the host. Neither exists where padding stands inside of a sequence
 (a mask with holes); such a batch goes through `Segments.split`.

@@ -1,4 +1,4 @@
-"""Chance without state: hashes of numbers, and a shuffle that answers 'what stands at place i' without a list.
+"""Random numbers without state: hashes, and a shuffle that computes its i-th element without a list.
 
 Everything random about data is a function of (seed, epoch, place), so a run resumes anywhere without replaying anything,
 and a corpus of any size is shuffled in constant memory.
@@ -45,7 +45,7 @@ class Shuffle:
         self.half = max(1, (max(n - 1, 1).bit_length() + 1) // 2)  # bits of each half
 
     def __call__(self, places: np.ndarray) -> np.ndarray:
-        """What stands at these places. [K] -> [K], both int64 in range(n)"""
+        """The elements at these places of the shuffle. [K] -> [K], both int64 in range(n)"""
         x = np.asarray(places, dtype=np.uint64)
         assert x.size == 0 or int(x.max()) < self.n
         x = self._scramble(x)

@@ -103,7 +103,7 @@ def overlap(keys: dict[str, np.ndarray], chunk: int = 2**22) -> dict[str, int]:
 
 
 def shared(keys: dict[str, np.ndarray], chunk: int = 2**22) -> int:
-    """How many distinct keys stand in more than one split, likewise."""
+    """The number of distinct keys that are in more than one split."""
     from tokmix.core.optional import np
 
     found = []

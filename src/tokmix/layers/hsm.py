@@ -153,7 +153,7 @@ class HSM(RowMixer):
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         x = x.unflatten(-1, (self.heads, -1))  # [S, L, H, e]
         others = [shift_mix.partners(x, self.shifts)]
-        if not self.causal:  # zeros stand behind a row's end, so nothing moves in from there
+        if not self.causal:  # a row ends in zeros, so nothing moves in from there
             others.append(shift_mix.partners(x, self.shifts, -1))
         return self._fuse(x, others).flatten(2)
 
@@ -215,7 +215,7 @@ class HSM(RowMixer):
         return self._stepped(x, rings, position, new, norm), {"rings": rings, "position": position}
 
     def _at_position(self, x: Tensor, rings: list[Tensor], position: int) -> Tensor:
-        """As `_stepped`, where all rows stand at one position that the host knows: partners are views of the rings."""
+        """As `_stepped`, where all rows have one position that the host knows: partners are views of the rings."""
         given = x.unflatten(-1, (self.heads, -1))  # [B, 1, H, e]
         slots = [ring.select(1, position % ring.shape[1]) for ring in rings]  # [B, e] each
         other = slots[0][:, None, None] if self.heads == 1 else torch.stack(slots, dim=1)[:, None]

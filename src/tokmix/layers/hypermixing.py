@@ -246,7 +246,7 @@ class HyperMixing(RowMixer):
             after["last"] = memory.recent(state["last"], x, rows)
             tokens = x + self.blend * (before - x)
         at = positions.count(x.shape[1], state["position"], x.device)
-        if self.limit is not None:  # padding may stand behind the last position that the code knows
+        if self.limit is not None:  # padding may lie beyond the last position of the code
             at = at.clamp(max=self.limit - 1)
         coded = tokens + self.code(at, x.dtype)
         net_in = self.net_in(x)

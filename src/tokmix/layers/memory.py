@@ -29,7 +29,7 @@ def _pick(x: Tensor, index: Tensor) -> Tensor:
 
 
 def append(cache: Tensor, x: Tensor, position: Tensor) -> Tensor:
-    """A cache that grows: the token at position p of a row stands in its slot p. [B, N, ...] -> [B, N + L, ...].
+    """A cache that grows: slot p holds the row's token at position p. [B, N, ...] -> [B, N + L, ...].
 
     Slots from a row's position on hold nothing of meaning; readers look at positions, never at the cache's size,
     which is the most that any row can need (known without asking the GPU). Inside `inplace_states` the new tokens are

@@ -55,7 +55,7 @@ def implementation(name: str | None) -> Iterator[None]:
 
 
 def forced() -> str | None:
-    """The implementation asked for, None where the choice is free."""
+    """The requested implementation; None where any may run."""
     return _forced
 
 
@@ -110,7 +110,7 @@ def _require_kernels(x: Tensor) -> None:
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """The dtype that autocast asks for on x's device, None outside of autocast."""
+    """The dtype of autocast on x's device; None outside autocast."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if device in ("cuda", "cpu") and torch.is_autocast_enabled(device) else None
 

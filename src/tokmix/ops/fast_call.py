@@ -27,7 +27,7 @@ Made = TypeVar("Made", bound=tuple)
 
 
 class Context(Protocol):
-    """What autograd hands from the forward to the backward pass; an op may add numbers of its own."""
+    """autograd's context, which the forward pass hands to the backward pass. `numbers` holds the arguments that are no tensors."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
@@ -40,7 +40,7 @@ class Context(Protocol):
 
 
 def save(ctx: Context, inputs: Sequence[object], made: Sequence[Tensor] = ()) -> None:
-    """Keep an op's inputs, and what it made beside its result, for `restore` in the backward pass."""
+    """Save an op's inputs and its extra outputs for `restore` in the backward pass."""
     ctx.numbers = tuple(None if isinstance(one, Tensor) else one for one in inputs)
     ctx.save_for_backward(*(one if isinstance(one, Tensor) else None for one in inputs), *made)
     if made:
@@ -49,7 +49,7 @@ def save(ctx: Context, inputs: Sequence[object], made: Sequence[Tensor] = ()) ->
 
 
 def restore(ctx: Context, inputs: type[Inputs], made: type[Made]) -> tuple[Inputs, Made]:
-    """What `save` was given, by name."""
+    """What `save` kept, by name."""
     kept = ctx.saved_tensors  # read once: checkpointing allows no more
     count = len(ctx.numbers)
     given = (number if tensor is None else tensor for tensor, number in zip(kept[:count], ctx.numbers, strict=True))
@@ -78,7 +78,7 @@ def unwatched(given: Sequence[object]) -> bool:
 
 
 def on_its_device(launch: Launch[R]) -> Launch[R]:
-    """The launch on the GPU of its first argument. torch's own ops switch to it by themselves; Triton uses the current one."""
+    """The launch on the GPU of its first argument. torch's ops switch to that GPU; Triton uses the current one."""
 
     @functools.wraps(launch)
     def run(*given: Tensor) -> R:

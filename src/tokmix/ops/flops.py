@@ -26,7 +26,7 @@ Given = object  # what else an op was given: the shapes of tensors, numbers, or 
 
 
 def _shape(of: object) -> Shape:
-    """A counter puts a shape in the place of each tensor."""
+    """The counter passes a shape for each tensor."""
     assert isinstance(of, Iterable)
     return tuple(of)
 

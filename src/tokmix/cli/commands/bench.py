@@ -42,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="MODEL", help="serve: a folder of `train` or `export`")
     parser.add_argument("--requests", type=int, metavar="N", help="serve: to each server (default: 2000)")
     parser.add_argument("--clients", type=int, metavar="N", help="serve: at once (default: 32)")
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="every number, machine and versions; a picture beside it")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="every number, machine and versions; a picture next to it")
 
 
 def run(options: argparse.Namespace) -> int:

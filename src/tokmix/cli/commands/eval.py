@@ -18,7 +18,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--label", default=None, help="column of the class or score (default: that of training)")
     parser.add_argument("--split-column", default=None, help="column that says train, valid or test (default: that of training, or split)")
     parser.add_argument("--header", default=None, help="names of the columns of a file without a header line (default: as in training)")
-    parser.add_argument("--format", choices=FORMATS, default=None, help="of the files (default: told by the name, or as in training)")
+    parser.add_argument("--format", choices=FORMATS, default=None, help="of the files (default: by the name, or as in training)")
     parser.add_argument("--separator", default=None, help="between the cells of a csv (default: as in training, or from the first line)")
     parser.add_argument("--sheet", default=None, help="of a workbook, or table of a database (default: as in training, or the only one)")
     parser.add_argument("--pattern", default=None, help="which files of a folder, for instance *.py (default: as in training)")

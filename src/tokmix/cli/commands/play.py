@@ -9,7 +9,7 @@ ABOUT = "a page on this machine: type a text, see what a trained model makes of 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument("--against", metavar="MODEL2", default=None, help="a model beside it (default: untrained attention, as large)")
+    parser.add_argument("--against", metavar="MODEL2", default=None, help="a model next to it (default: untrained attention, as large)")
     parser.add_argument("--port", type=int, default=8765, help="0: any that is free (default: %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine alone)")
     add_imports(parser)

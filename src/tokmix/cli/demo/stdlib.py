@@ -92,7 +92,7 @@ def _equal(data: Path, given: dict[str, Any]) -> dict[str, Settings]:
 
 
 def _train(name: str, folder: Path, settings: Settings) -> dict[str, Any]:
-    """Progress is shown, what a run says of itself is not: it is told of both together."""
+    """Shows the progress bar; the output of the run is dropped, because both results are printed together at the end."""
     print(f"\ntraining the {name}: {settings.model.stack}, width {settings.model.dim}", flush=True)
     with redirect_stdout(io.StringIO()):
         return run(folder / "data", folder / name, settings)

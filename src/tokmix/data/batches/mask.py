@@ -1,4 +1,4 @@
-"""Masked language modelling: which tokens to hide is a function of (seed, epoch, row), and how many of the row's length alone.
+"""Masked language modelling. The masked tokens are a function of (seed, epoch, row), their number of the row's length alone.
 
 The count has to follow from the length: then every rank knows the number of targets of the whole batch, by which the loss
 is divided, without reading the other ranks' rows. Of the hidden tokens 80 % become the mask, 10 % some other token, and

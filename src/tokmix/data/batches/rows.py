@@ -1,4 +1,4 @@
-"""Batches as a pure function of (seed, epoch, step): any step can be asked for at once, nothing is replayed to get there.
+"""Batches as a pure function of (seed, epoch, step): any step is available at once, without the steps before it.
 
 The batch of a step is the same for any number of ranks; each rank builds (and reads) only its own part of it.
 

@@ -51,7 +51,7 @@ class Stream:
         return np.diff([start, *inner.tolist(), stop]).tolist()
 
     def endings(self, start: int, stop: int) -> int:
-        """How many documents end between start and stop: how many end-of-text tokens stand there."""
+        """The number of documents that end between start and stop, which is the number of end-of-text tokens there."""
         return int(np.searchsorted(self.ends, stop, side="right") - np.searchsorted(self.ends, start, side="right"))
 
 

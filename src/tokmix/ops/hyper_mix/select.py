@@ -92,7 +92,7 @@ def _has_heads(x: Tensor, net: Net, longest: int) -> bool:
     wide = dtype == torch.float32
     # A head's matrices stay on chip.
     fits = x.numel() > 0 and longest >= SHORTEST and inner == e and e <= (64 if wide else 128)
-    # Only half precision and heads of up to 64 are known to be faster than plain torch; the rest runs where asked for.
+    # Only half precision and heads of up to 64 are known to be faster than plain torch; the rest runs on request only.
     proven = e <= 64 and not wide
     return use_triton(x, dtype, fits=fits and (proven or forced() == "triton"), needs=ANY_GPU if e <= 64 else H100)
 
@@ -110,7 +110,7 @@ def is_short(x: Tensor, net: Net, longest: int) -> bool:
 
 
 def _on_gpu(x: Tensor) -> bool:
-    """Where kernels run, asked before sizes are: those of an export of any length should not be looked at for nothing."""
+    """Whether kernels run, decided before sizes are read: an export of any length must not read them needlessly."""
     return x.device.type == "cuda" or forced() == "triton"
 
 
@@ -140,7 +140,7 @@ def mix(
     scale, readout        a number for each sequence, [S] or [1]
     chunks, longest, real where sequences stand, how long the longest is, where tokens are [B, T], for a body that takes chunks. The
                           result is zero outside of them. Without these every row is one whole sequence.
-    body                  what `select_body` answered; asked here where None
+    body                  the result of `select_body`, which is called here where None
     """
     tied = net_out is None or net_out is net_in
     if body is None:

@@ -1,4 +1,4 @@
-"""The short convolution: the kernels where device, dtype and shape allow, in place where nobody watches, plain torch elsewhere."""
+"""The short convolution: kernels where device, dtype and shape allow, in place where nothing but autograd follows the call, else plain torch."""
 
 from __future__ import annotations
 

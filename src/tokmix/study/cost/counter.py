@@ -1,5 +1,6 @@
-"""The formulas against torch's operation counter, on meta tensors: shapes alone, so any length takes no memory, and little time but
-for the causal scan of `hypermixing`, whose every operation is counted, chunk of 16 tokens after chunk."""
+"""Compares the formulas with torch's operation counter, on meta tensors, which take no memory at any length.
+
+It is quick except for the causal scan of `hypermixing`, whose chunks of 16 tokens are counted one by one."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tokmix.core.model import Model
 from tokmix.ops import flops as _flops  # noqa: F401  (tells the counter what is inside our own ops)
 
-SILENT = 2.0  # seconds after which it says what it is at
+SILENT = 2.0  # seconds until progress is printed
 
 
 @dataclass(frozen=True)
