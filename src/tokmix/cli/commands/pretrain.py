@@ -6,7 +6,7 @@ from tokmix.cli.commands.common import add_imports
 from tokmix.cli.commands.train import add_threads, add_train_settings, train_settings
 
 ABOUT = "plain text -> an encoder that `train --from` starts from"
-FIRST = ("--out", "--objective", "--stack", "--minutes", "--seed", "--config")  # of --help
+FIRST = ("--out", "--objective", "--stack", "--minutes", "--config")  # of --help
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The short convolution: kernels where device, dtype and shape allow, in place where nothing but autograd follows the call, else plain torch."""
+"""The short convolution: kernels where device, dtype and shape allow; in place outside compilers and tracers; else plain torch."""
 
 from __future__ import annotations
 
