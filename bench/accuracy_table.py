@@ -13,6 +13,8 @@ SETS = {
     "sst2": ("SST-2", "valid"), "trec": ("TREC", "test"), "agnews": ("AG News, part", "test"), "snli": ("SNLI, part", "test"),
     "mnli": ("MNLI, part", "valid"), "qnli": ("QNLI, part", "valid"), "qqp": ("QQP, part", "valid"),
 }  # fmt: skip
+NAMES = {"trec": "TREC", "cola": "CoLA", "mrpc": "MRPC", "rte": "RTE", "stsb": "STS-B (Pearson)", "sst2": "SST-2", "qnli": "QNLI, part",
+         "qqp": "QQP, part", "agnews": "AG News, part", "mnli": "MNLI, part", "snli": "SNLI, part"}  # fmt: skip
 NOT_SAID = {"model.compare": False, "train.average": 0.0}
 
 
@@ -23,6 +25,8 @@ def main() -> None:
     texts, cores = results["wikitext2_cpu"], results["classify_cpu"]["runs"]
     for name, lines in (
         ("accuracy", accuracy(trials, bag)),
+        ("tables", default_runs(results["tables_default"])),
+        ("words", words(results["attribution"])),
         ("cores", on_cores(cores)),
         ("trials", tried(trials)),
         ("text", text(texts)),
@@ -41,6 +45,34 @@ def accuracy(trials: list[dict], bag: dict) -> list[str]:
             f"| {shown} | {split} | {spread} | {', '.join(f'{score:.1f}' for score in scores)} | {100 * bag[name]['accuracy']:.1f} |"
         )
     return lines
+
+
+def default_runs(runs: list[dict]) -> list[str]:
+    lines = ["| set | split | rows | tokmix, 95 % interval | answers by | bag alone | network alone | best rival | seconds of a core |"]
+    lines.append("|" + "---|" * 9)
+    for one in runs:
+        figure = "pearson" if "pearson" in one["bag"] else "accuracy"
+        rival = max(known[figure] for known in one["rivals"].values())
+        bag = one["bag"][figure]
+        whole = one.get("tokmix")
+        shown = f"{percent(whole[figure])} [{', '.join(map(percent, whole['interval']))}] | {whole['by']}" if whole else "- | not run"
+        network = percent(one["network"]) if "network" in one else "-"
+        spent = f"{one['core_seconds']:.0f}" if "core_seconds" in one else "-"
+        name = f"{NAMES.get(one['data'], one['data'])} | {one['split']} | {one['rows']:,}"
+        lines.append(f"| {name} | {shown} | {percent(bag)} | {network} | {percent(rival)} | {spent} |")
+    return lines
+
+
+def words(runs: list[dict]) -> list[str]:
+    lines = ["| run | answers by | texts | together | alone | gradients |", "|---|---|---|---|---|---|"]
+    for one in runs:
+        counts = " | ".join(f"{found} ({percent(found / one['texts'])} %)" for found in one["better"].values())
+        lines.append(f"| {NAMES[one['run'].removeprefix('run_')]} | {one['answers']} | {one['texts']} | {counts} |")
+    return lines
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
 def on_cores(runs: list[dict]) -> list[str]:
