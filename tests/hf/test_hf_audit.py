@@ -59,6 +59,12 @@ def test_a_model_of_images_and_the_core_are_audited_too() -> None:
     assert audit(swap(made("llama"), "hypermixing(heads=2)", layers="every second")).ok
     with pytest.raises(ValueError, match="not a Linear"):
         audit(nn.Linear(2, 2))
+    small = {"vocab_size": 31, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+    assert audit(transformers.T5EncoderModel(transformers.T5Config(**small))).ok
+    with pytest.raises(ValueError, match="encoder-decoders such as T5Model"):
+        audit(transformers.T5Model(transformers.T5Config(**small)))
+    nothing = audit(vit, only=["cache"])
+    assert not nothing.ok and "nothing could be checked" in str(nothing)
     with pytest.raises(ValueError, match="did you mean 'right padding'"):
         audit(vit, only=["right paddin"])
 

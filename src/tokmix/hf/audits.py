@@ -52,10 +52,16 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        return all(finding.verdict in ("clean", "n/a") for finding in self.findings)
+        """Some check ran, and none found a fault."""
+        verdicts = {finding.verdict for finding in self.findings}
+        return "clean" in verdicts and verdicts <= {"clean", "n/a"}
 
     def __str__(self) -> str:
-        lines = [f"{self.model}: {'clean' if self.ok else 'FAULTS'}", f"{'check':22} {'verdict':6} deviation  where it first occurs"]
+        found = [finding.verdict for finding in self.findings]
+        lines = [
+            f"{self.model}: {'clean' if self.ok else 'FAULTS' if set(found) - {'clean', 'n/a'} else 'nothing could be checked'}",
+            f"{'check':22} {'verdict':6} deviation  where it first occurs",
+        ]
         return "\n".join([*lines, *map(str, self.findings)])
 
     def as_dict(self) -> dict[str, object]:
@@ -107,6 +113,8 @@ def _subject(model: nn.Module) -> PreTrainedModel:
         model = wrapped
     if not isinstance(model, PreTrainedModel):
         raise ValueError(f"audit takes a model of transformers or a tokmix.Model, not a {type(model).__name__}")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ValueError(f"audit does not know encoder-decoders such as {type(model).__name__}; give the encoder alone (T5EncoderModel)")
     return copy.deepcopy(model).to(device="cpu", dtype=torch.float64).eval()  # type: ignore[arg-type, call-arg]
 
 
