@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,34 @@ def test_engine_and_plain_loop_read_the_same_batches_and_learn_the_same(tmp_path
     for a, b in zip(engine.engine.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=3e-6)  # a step of 1e-4; biases decay in one of them
     assert engine.run(5) == plain.run(5)
+
+
+class Remembering:
+    """Records by remembering: a replay runs the work again. There is no warm-up, which on a GPU moves the weights a little."""
+
+    def warm(self, work: Callable[[], None]) -> None:
+        pass
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        return work
+
+
+def test_a_captured_loop_by_hand_makes_the_steps_of_the_plain_one(tmp_path: Path) -> None:
+    from tokmix.bench import train_loop
+    from tokmix.data.prepare.pipeline import prepare
+    from tokmix.data.tokens import TokenFiles
+    from tokmix.training.distributed import World
+    from tokmix.training.settings import Settings
+    from tokmix.training.task import TrainingTask
+
+    prepare(train_loop.write_data(tmp_path, "classify", quick=True), tmp_path / "data", progress=False, vocab=300)
+    given = {"train.holdout": 0.0, "model.dim": 16, "train.tokens": 256, "model.dropout": 0.0}
+    work, world, recorder = TrainingTask(TokenFiles(tmp_path / "data"), Settings.of(None, given)), World(), Remembering()
+    plain = train_loop.Plain(work, world.device, train_loop._endless(work, world))
+    graphed = train_loop.Graphed(work, world.device, train_loop._endless(work, world), recorder, compiled=False)
+    assert plain.run(6) == graphed.run(6) and len(graphed.graphs) > 1
+    for a, b in zip(plain.model.parameters(), graphed.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("made", attention_layers(64, False, "cpu"), ids=lambda made: made.name)

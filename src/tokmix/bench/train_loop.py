@@ -1,7 +1,8 @@
-"""`tokmix bench train-loop`: tokens a second of `tokmix train`'s engine over those of a plain loop around the same model.
+"""`tokmix bench train-loop`: tokens a second of `tokmix train`'s engine over those of the best loop by hand around the same model.
 
-The plain loop is what one would write by hand: forward, loss, backward, clip, AdamW, on the same batches in the same order, once
-built as it goes by the same reader, once ready in memory, which is more than a real loop gets. Engine and loops take turns; the
+The loops by hand are forward, loss, backward, clip, AdamW, on the same batches in the same order: built as it goes by the same reader,
+and ready in memory, which is more than a real loop gets. On a GPU also with each whole step as a CUDA graph, batches on the device
+and in the engine's few shapes, as it is and with compiled layers: what `bench train` calls the best. Engine and loops take turns; the
 figure is the median of the turns' ratios. Neither checkpoints nor evaluations are part of it.
 """
 
@@ -11,7 +12,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ from tokmix.bench.session import Session
 from tokmix.data.batches.rows import Batch
 from tokmix.data.prepare.pipeline import prepare
 from tokmix.data.tokens import TokenFiles
+from tokmix.training.capture import CudaRecorder, Recorder
 from tokmix.training.checkpoint import Checkpoints
 from tokmix.training.distributed import World
 from tokmix.training.engine import Engine
+from tokmix.training.layer_modes import compile_layers
 from tokmix.training.meter import Meter
 from tokmix.training.settings import Settings
+from tokmix.training.static_shapes import BatchSlot
 from tokmix.training.task import TrainingTask
 
 WORDS, SEED = 3000, 0
@@ -103,9 +107,58 @@ class Plain:
         return tokens
 
 
+class Graphed(Plain):
+    """The same with each whole step as a graph, one for each shape of batch. Gradients are made by the backward pass, as in `bench
+    train`; the batches lie on the device, and what is left a step is to copy one into its place and to start the graph."""
+
+    def __init__(self, work: TrainingTask, device: torch.device, batches: Iterator[Batch], recorder: Recorder, compiled: bool):
+        super().__init__(work, device, batches)
+        self.recorder, self.graphs = recorder, dict[Hashable, tuple[BatchSlot, Callable[[], None]]]()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True, capturable=device.type == "cuda")
+        if compiled:
+            compile_layers(self.model)
+        self.loss = torch.zeros((), device=device)
+
+    def run(self, steps: int) -> int:
+        tokens, losses = 0, []
+        for _ in range(steps):
+            batch = next(self.batches)
+            shape = BatchSlot.shape(batch)
+            if shape not in self.graphs:
+                self.graphs[shape] = self._record(batch)
+            slot, replay = self.graphs[shape]
+            slot.fill(batch)
+            slot.scale.fill_(1 / max(batch.total, 1))
+            replay()
+            losses.append(self.loss.clone())
+            tokens += batch.ids.numel()
+        assert torch.isfinite(torch.stack(losses)).all()
+        return tokens
+
+    def _record(self, batch: Batch) -> tuple[BatchSlot, Callable[[], None]]:
+        slot = BatchSlot.of(batch, self.device)
+        slot.scale.fill_(1 / max(batch.total, 1))
+
+        def step() -> None:
+            self.optimizer.zero_grad()
+            given = slot.batch(batch)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+                outputs = self.model(given.ids, given.segments)
+            loss = self.work.loss(outputs, given) * slot.scale
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.loss.copy_(loss.detach())
+
+        self.recorder.warm(step)
+        return slot, self.recorder.record(step)
+
+
 class ByEngine:
-    def __init__(self, work: TrainingTask, world: World, folder: Path):
+    def __init__(self, work: TrainingTask, world: World, folder: Path, compiled: bool = False):
         self.engine = Unsaved(work, world, Checkpoints(folder))
+        if compiled:
+            self.engine.compile()
         self.engine.meter = Meter(world.device, counter=lambda device: "not asked for")
 
     def run(self, steps: int) -> int:
@@ -130,24 +183,38 @@ def _compare(session: Session, task: str, folder: Path) -> None:
     world = World(device=device)
     turns, steps, warm = (3, 3, 2) if session.asked.quick else (9, 30, 10) if session.device == "cuda" else (5, 10, 3)
     source = _endless(work, world)
-    ready = iter([next(source) for _ in range(turns * steps + warm)])
+    ready = [next(source) for _ in range(turns * steps + warm)]
     loops: dict[str, Callable[[int], int]] = {
         "engine": ByEngine(work, world, folder).run,
         "plain, same reader": Plain(work, device, _endless(work, world)).run,
-        "plain, batches in memory": Plain(work, device, ready).run,
+        "plain, batches in memory": Plain(work, device, iter(ready)).run,
     }
+    if session.device == "cuda":
+        loops |= _captured(work, world, folder, ready)
     for loop in loops.values():
         loop(warm)
     rates: dict[str, list[float]] = {name: [] for name in loops}
     for turn in range(turns):
         names = list(loops)
-        for name in names[turn % 3 :] + names[: turn % 3]:  # nobody is always first
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:  # nobody is always first
             rates[name].append(_rate(loops[name], steps, session.device))
     for name, found in rates.items():
         ratios = sorted(ours / other for ours, other in zip(rates["engine"], found, strict=True))
         session.add({"name": task, "body": name, "stack": work.config.stack, "N": work.config.max_len, "dim": work.config.dim,
                      "steps": steps, "turns": turns, "rates": found, "tokens_per_s": statistics.median(found),
                      "ratio": statistics.median(ratios), "ratio_least": ratios[0], "ratio_most": ratios[-1]})  # fmt: skip
+
+
+def _captured(work: TrainingTask, world: World, folder: Path, ready: list[Batch]) -> dict[str, Callable[[int], int]]:
+    """Rivals that are recorded, and the engine with what one of them has."""
+    shaped = Engine(work, world, Checkpoints(folder))  # as the engine shapes its batches
+    placed = [shaped.prepare(batch).to(world.device) for batch in ready]
+    return {
+        "engine, compiled": ByEngine(work, world, folder, compiled=True).run,
+        "captured": Graphed(work, world.device, iter(placed), CudaRecorder(world.device), compiled=False).run,
+        "captured, compiled": Graphed(work, world.device, iter(placed), CudaRecorder(world.device), compiled=True).run,
+    }
 
 
 def _rate(loop: Callable[[int], int], steps: int, device: str) -> float:

@@ -7,7 +7,7 @@ that it knows, drawn anew each time, so that it does not forget those. The figur
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,6 +15,7 @@ from tokmix.core.optional import np
 from tokmix.data.batches.rows import Batch
 from tokmix.data.order import number
 from tokmix.data.prepare.targets import LABELLED
+from tokmix.training import loop
 from tokmix.training.engine import Engine
 from tokmix.training.schedule import learning_rate
 
@@ -54,16 +55,31 @@ def refit(engine: Engine) -> int:
     with torch.no_grad():
         for mean, parameter in zip(engine.average, engine.parameters, strict=bool(engine.average)):
             mean.copy_(parameter)
-    for step, batch in enumerate(steps):
-        seed = number(work.train.seed, step, engine.world.rank, 4) >> 1
-        hidden = replace(batch, ids=work.hide_tokens(batch.ids, torch.Generator().manual_seed(seed ^ 1)))
-        rate = learning_rate(step, len(steps), RATE * work.lr, RISE, 0.0)
-        engine.update([engine.prepare(hidden)], [seed], rate, min(work.average, (1 + step) / (10 + step)))
+    loop.train([_MoreSteps(engine, steps)])
     engine.swap()
     if engine.world.any(not all(bool(torch.isfinite(one).all()) for one in engine.parameters))[0]:
         engine.model.load_state_dict(before)
         return 0
     return sum(map(len, new.values())) + (len(work.files["train"]) if work.kept is None else len(work.kept))
+
+
+@dataclass
+class _MoreSteps:
+    """Of an engine whose run has ended (loop.Run)."""
+
+    engine: Engine
+    batches: list[Batch]
+    done: int = 0
+
+    def advance(self) -> bool:
+        engine, work, step = self.engine, self.engine.work, self.done
+        seed = number(work.train.seed, step, engine.world.rank, 4) >> 1
+        ids = work.hide_tokens(self.batches[step].ids, torch.Generator().manual_seed(seed ^ 1))
+        rate = learning_rate(step, len(self.batches), RATE * work.lr, RISE, 0.0)
+        batch = engine.prepare(replace(self.batches[step], ids=ids))
+        engine.update([batch], [seed], rate, min(work.average, (1 + step) / (10 + step)))
+        self.done += 1
+        return self.done < len(self.batches)
 
 
 def _epoch(engine: Engine, new: dict[str, np.ndarray], epoch: int) -> list[Batch]:
