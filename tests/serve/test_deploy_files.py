@@ -36,7 +36,7 @@ def test_the_dockerfile_builds_what_is_there() -> None:
     (start,) = re.findall(r"^ENTRYPOINT \[(.+)\]$", text, re.M)
     assert set(re.findall(r'"(--[a-z]+)"', start)) <= options() and '"tokmix", "serve"' in start
     assert any(path in text for path in OPEN_PATHS)
-    assert text.index("USER tokmix") < text.index("ENTRYPOINT"), "not as root"
+    assert text.index("USER 10001") < text.index("ENTRYPOINT"), "not as root"
 
 
 def test_compose_gives_the_server_time_to_end() -> None:
