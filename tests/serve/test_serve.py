@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -22,11 +23,14 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
 import tokmix
+from tests.lab import settings, write_text
 from tests.serve.running import Client, process, running
 from tokmix.cli.main import main
+from tokmix.export import export
 from tokmix.export.torch_model import load
 from tokmix.pages.serve import door, server
 from tokmix.pages.serve.schemas import INPUTS, LETTERS, MAX_TOKENS
+from tokmix.training.train import run as train
 
 TEXTS = ["a fine film", "the awful day was cold and grey so then", "film", "house of the dull road 7", "so it was"]
 CLIENTS = 16
@@ -95,6 +99,22 @@ def test_texts_written_together_are_those_written_alone(words: Client, folder: P
         list(pool.map(client, range(60)))
     both = words.get("/v1/completions", {"prompt": prompts, "max_tokens": 12, "temperature": 0})
     assert [one["text"] for one in both["choices"]] == [alone[prompt] for prompt in prompts]
+
+
+@pytest.mark.slow
+def test_rows_of_a_hybrid_join_and_leave_between_steps(tmp_path: Path) -> None:
+    """HSM, causal HyperMixing and attention in one model: 200 requests of unequal prompts and lengths, 24 at a time in 6 places."""
+    stack = "hsm(heads=2), hypermixing(hidden=16), attention(heads=2)"
+    given = settings(model__stack=stack, model__length=32, prepare__vocab=300, train__steps=4, train__evaluations=1)
+    train(write_text(tmp_path / "text", 20), tmp_path / "lm", given, quiet=True)
+    model = load(tmp_path / "lm")
+    words = ["the", "day", "one", "film", "with", "a", "house", "and", "so", "it", "road"]
+    asked = [(" ".join((words * 3)[i % 11 : i % 11 + 1 + i % 13]), 1 + i % 17) for i in range(200)]
+    alone = {one: "".join(model.generate(*one)) for one in set(asked)}
+    with running(tmp_path / "lm", batch=6) as client, ThreadPoolExecutor(24) as pool:
+        bodies = [{"prompt": prompt, "max_tokens": most, "temperature": 0} for prompt, most in asked]
+        found = list(pool.map(lambda body: client.get("/v1/completions", body)["choices"][0]["text"], bodies))
+    assert found == [alone[one] for one in asked]
 
 
 def test_a_seed_gives_the_same_text_whoever_else_writes(words: Client) -> None:
@@ -307,6 +327,24 @@ def test_the_benchmark_loses_nothing(folder: Path, name: str, tmp_path: Path, ca
     for one in json.loads((tmp_path / "found.json").read_text())["servers"]:
         assert (one["requests"], one["wrong"], one["lost"]) == (240, 0, 0) and one["memory_after_mb"] > 0
     assert main(["bench", "serve"]) == 1 and "--model MODEL" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_killed_server_of_an_exported_model_serves_again_in_five_seconds(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    run = tmp_path / "films"
+    shutil.copytree(folder / "films", run)
+    export(run, run / "exported")
+    for _ in range(2):
+        begin = time.monotonic()
+        with process(tmp_path, run) as (started, client):
+            assert client.get("/v1/classify", {"input": "a"})["data"]
+            assert time.monotonic() - begin < 5
+            started.kill()
+    (run / "model" / "training.json").write_text((run / "model" / "training.json").read_text() + " ")
+    with process(tmp_path, run) as (_, client):
+        assert "exported is not of this model" in (tmp_path / "log").read_text(), "torch computes it, as it is another"
+        assert client.get("/v1/classify", {"input": "a"})["data"]
 
 
 @pytest.mark.slow
