@@ -92,7 +92,7 @@ def test_one_training_loop_and_it_stays_short() -> None:
 
 # Ratchets: numbers that may fall and must not rise. Whoever lowers one writes the new number here.
 MOST_FILE_LINES = 350
-LONG_FILES = {"src/tokmix/sklearn.py": 377}  # to be split
+LONG_FILES: dict[str, int] = {}
 MOST_FUNCTION_LINES = 60  # a longer one has `# long: <why>` in its first lines
 MOST_ANY_LINES = 700
 MOST_SOURCE_LINES = 44_500
