@@ -367,6 +367,17 @@ def test_a_worker_that_is_killed_is_started_again(folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_workers_end_with_a_killed_supervisor(folder: Path, tmp_path: Path) -> None:
+    with process(tmp_path, folder / "films", "--workers", "2") as (started, client):
+        started.kill()
+        until = time.monotonic() + 60
+        with pytest.raises(OSError):  # nobody listens any more: the port is free for the next server
+            while time.monotonic() < until:
+                socket.create_connection(("127.0.0.1", client.port), timeout=5).close()
+                time.sleep(0.1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["films", "lm"])
 def test_the_openapi_page_tells_the_truth(folder: Path, name: str) -> None:
     """schemathesis makes up requests from the page: no 5xx, no status and no answer that is not on it."""

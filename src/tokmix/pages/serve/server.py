@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -132,9 +133,17 @@ def serve(settings: ServeSettings) -> None:
 
 
 def run_worker(settings: ServeSettings, token: str | None, listener: socket.socket, model: TextModel | None = None) -> None:
-    """One server on a listening socket, until a signal ends it."""
+    """One server on a listening socket, until a signal ends it, or the end of the process that started it."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     with suppress(KeyboardInterrupt, asyncio.CancelledError):  # Ctrl-C is how it ends
         make_server(settings, token, listener, model).run(sockets=[listener])
+
+
+def _follow(parent: multiprocessing.process.BaseProcess) -> None:
+    """A worker whose supervisor was killed would hold the port against the next one."""
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def make_server(settings: ServeSettings, token: str | None, listener: socket.socket, model: TextModel | None = None) -> uvicorn.Server:
