@@ -184,8 +184,8 @@ class HyperMixing(RowMixer):
         """What the hidden state and the readout of each sequence are multiplied by, [S] or [1]; counts: its tokens."""
         if self.norm != "length":
             return None, None
-        e, k, wide = self.dim // self.heads, self.hidden // self.heads, positions.at_least_float32(x.dtype)
-        counts = x.new_full((1,), x.shape[1], dtype=wide) if counts is None else counts.clamp(min=1).to(wide)
+        e, k, sum_dtype = self.dim // self.heads, self.hidden // self.heads, positions.at_least_float32(x.dtype)
+        counts = x.new_full((1,), x.shape[1], dtype=sum_dtype) if counts is None else counts.clamp(min=1).to(sum_dtype)
         scale = hyper_mix.length_scale(counts, e, self.power)
         return scale, hyper_mix.readout_scale(scale, e, k, own=self.tied) if self.power is None else None
 
@@ -201,11 +201,11 @@ class HyperMixing(RowMixer):
 
     def _length_scale(self, values: Tensor, key_rows: Rows | None) -> Tensor:
         """What the hidden state is multiplied by, [S, 1, 1, 1]."""
-        wide = positions.at_least_float32(values.dtype)
+        sum_dtype = positions.at_least_float32(values.dtype)
         if key_rows is None:
-            counts = values.new_full((1,), values.shape[1], dtype=wide)
+            counts = values.new_full((1,), values.shape[1], dtype=sum_dtype)
         else:
-            counts = key_rows.lengths.clamp(min=1).to(wide)
+            counts = key_rows.lengths.clamp(min=1).to(sum_dtype)
         return hyper_mix.length_scale(counts, self.dim // self.heads, self.power)[:, None, None, None]
 
     def _normed(self, y: Tensor, scale: Tensor | None, own: bool) -> Tensor:
@@ -218,10 +218,10 @@ class HyperMixing(RowMixer):
 
     def empty_state(self, batch: int, like: Tensor) -> State:
         e, k = self.dim // self.heads, self.hidden // self.heads
-        wide = positions.at_least_float32(like.dtype)
+        sum_dtype = positions.at_least_float32(like.dtype)
         state = {
-            "hidden": like.new_zeros(batch, self.heads, k, e, dtype=wide),
-            "count": like.new_zeros(batch, self.heads, dtype=wide),
+            "hidden": like.new_zeros(batch, self.heads, k, e, dtype=sum_dtype),
+            "count": like.new_zeros(batch, self.heads, dtype=sum_dtype),
             "position": memory.start(batch, like),
         }
         if self.block:

@@ -52,8 +52,8 @@ class MLPMixer(RowMixer):
         return outer @ hidden + self.outer_bias[:L, None]
 
     def empty_state(self, batch: int, like: Tensor) -> State:
-        wide = positions.at_least_float32(like.dtype)
-        return {"sums": like.new_zeros(batch, self.hidden, self.dim, dtype=wide), "position": memory.start(batch, like)}
+        sum_dtype = positions.at_least_float32(like.dtype)
+        return {"sums": like.new_zeros(batch, self.hidden, self.dim, dtype=sum_dtype), "position": memory.start(batch, like)}
 
     def advance(self, x: Tensor, state: State, rows: Rows | None) -> tuple[Tensor, State]:
         """A unit's sum is complete once its own position has passed, and later tokens add zero to it; so all new
