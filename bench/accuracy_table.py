@@ -26,6 +26,7 @@ def main() -> None:
     for name, lines in (
         ("accuracy", accuracy(trials, bag)),
         ("tables", default_runs(results["tables_default"])),
+        ("labels", label_sets(results["multilabel_films"])),
         ("words", words(results["attribution"])),
         ("cores", on_cores(cores)),
         ("trials", tried(trials)),
@@ -60,6 +61,17 @@ def default_runs(runs: list[dict]) -> list[str]:
         spent = f"{one['core_seconds']:.0f}" if "core_seconds" in one else "-"
         name = f"{NAMES.get(one['data'], one['data'])} | {one['split']} | {one['rows']:,}"
         lines.append(f"| {name} | {shown} | {percent(bag)} | {network} | {percent(rival)} | {spent} |")
+    return lines
+
+
+def label_sets(runs: list[dict]) -> list[str]:
+    lines = ["| model | micro-F1 |", "|---|---|"]
+    for one in runs:
+        low, high = one["tokmix"]["interval"]
+        lines.append(f"| tokmix, by the {one['tokmix']['by']} | {percent(one['tokmix']['micro_f1'])} [{percent(low)}, {percent(high)}] |")
+        lines += [f"| its network alone | {percent(one['network'])} |", f"| its bag of words alone | {percent(one['bag']['micro_f1'])} |"]
+        for name, shown in (("svm", "LinearSVC"), ("logistic", "logistic regression")):
+            lines += [f"| {shown}, {border} | {percent(known['micro_f1'])} |" for border, known in one["rivals"][name].items()]
     return lines
 
 
