@@ -21,12 +21,15 @@ from reproduce.job import Job
 from tokmix.bench.machine import code
 from tokmix.core.checks import at_least, nearest
 from tokmix.runs import pool
+from tokmix.runs.cluster import ClusterPool
 from tokmix.runs.files import write_text
 from tokmix.runs.machine import machine, versions
 from tokmix.training.meter import Meter
 
 Say = Callable[[str], None]
 NOT_RUN = "not run"
+WORKER = "reproduce.worker"
+THREADS = 4  # of a job on a cluster
 
 
 class _TimedPool(pool.Pool):
@@ -49,22 +52,26 @@ def run(
     device: str | None = None,
     workers: int | None = None,
     minutes: float | None = None,
+    on: str | None = None,
     only: Sequence[str] = (),
     say: Say = print,
 ) -> bool:
     """All jobs of all items, side by side; only: of those with such a name, * for anything, in the order of these names. -> whether none
     is left to be done (some may have failed)."""
-    _check(device, workers, minutes)
+    _check(device, workers, minutes, on)
     book = _Book(items, out, torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     crew = _Crew(items, out, data, quick, only, say, book)
     crew.check_names()
     try:
         if todo := crew.new():
-            devices, threads = pool.share_out(device, workers, len(todo))
-            book.workers = len(devices)
-            say(f"{len(todo)} jobs, {len(devices)} at a time, on {', '.join(sorted(set(devices)))}")
-            fed = _TimedPool(devices, threads, out / "workers.log", "reproduce.worker")
-            fed.deadline = None if minutes is None else book.began + 60 * minutes
+            log = out / "workers.log"
+            fed: ClusterPool | _TimedPool
+            if on is not None:
+                fed = ClusterPool(on, device, THREADS, log, WORKER, say)
+                book.workers = fed.size
+            else:
+                fed = _timed_pool(len(todo), device, workers, log, None if minutes is None else book.began + 60 * minutes, say)
+                book.workers = len(fed.devices)
             fed.run(todo, crew.report, crew.new)
     finally:
         book.write()
@@ -73,7 +80,18 @@ def run(
     return not crew.left()
 
 
-def _check(device: str | None, workers: int | None, minutes: float | None) -> None:
+def _timed_pool(jobs: int, device: str | None, workers: int | None, log: Path, deadline: float | None, say: Say) -> _TimedPool:
+    devices, threads = pool.share_out(device, workers, jobs)
+    say(f"{jobs} jobs, {len(devices)} at a time, on {', '.join(sorted(set(devices)))}")
+    fed = _TimedPool(devices, threads, log, WORKER)
+    fed.deadline = deadline
+    return fed
+
+
+def _check(device: str | None, workers: int | None, minutes: float | None, on: str | None) -> None:
+    for option, given in (("--workers", workers), ("--minutes", minutes)):
+        if on is not None and given is not None:
+            raise ValueError(f"{option} is for this machine, and --on {on} names a cluster: leave one of them out")
     if workers is not None:
         at_least("--workers", workers, 1)
     if minutes is not None and not minutes >= 0:

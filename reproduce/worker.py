@@ -1,4 +1,4 @@
-"""A process that does jobs: `python -m reproduce.worker`, fed by a pool (compare/pool.py). What came of a job stands in its file."""
+"""A process that does jobs: `python -m reproduce.worker`, fed by a pool (tokmix/runs/pool.py). What came of a job stands in its file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def do(task: dict[str, Any]) -> dict[str, Any]:
     from tokmix.training.meter import Meter
 
     job = Job(task["key"], task["kind"], task["spec"])
-    device = torch.device(task["device"])
+    device = torch.device(task["device"] or ("cuda" if torch.cuda.is_available() else "cpu"))
     context = Context(
         device, None if task["data"] is None else Path(task["data"]), lambda text: print(f"{job.key}: {text}", file=sys.stderr)
     )
@@ -35,8 +35,9 @@ def do(task: dict[str, Any]) -> dict[str, Any]:
         traceback.print_exc()
         outcome = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}", "runs": []}
     meter.stop()
-    measured = meter.totals() | {"workers": task["workers"]}
-    if task["workers"] > 1:  # the counter is that of all of them
+    workers = task.get("workers", 1)  # a cluster has one a GPU
+    measured = meter.totals() | {"workers": workers}
+    if workers > 1:  # the counter is that of all of them
         measured["energy_joules"] = None
     record = {"key": job.key, "kind": job.kind, "spec": job.spec, "outcome": outcome, "measured": measured}
     write_json(Path(task["out"]), record | {"machine": machine(), "versions": versions(), "code": code()})

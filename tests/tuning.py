@@ -67,6 +67,7 @@ def slow_file(folder: Path, pause: float = 0.1) -> tuple[Path, Path]:
 
 
 def start(data: Path, out: Path, *more: str, trials: int = TRIALS) -> subprocess.Popen:
+    out.parent.mkdir(exist_ok=True)
     (out.parent / "space.json").write_text(json.dumps(SPACE))
     command = [sys.executable, "-m", "tokmix", "tune", str(data), "--out", str(out), "--trials", str(trials)]
     command += ["--space", str(out.parent / "space.json"), *options(small()), *more]

@@ -46,6 +46,7 @@ def tune(
     study: str | None = None,
     patience: int | None = None,
     side_by_side: str = "auto",
+    on: str | None = None,
     config: str | Path | None = None,
     resume: bool = False,
     imports: Sequence[str | Path] = (),
@@ -67,7 +68,7 @@ def tune(
     with told(verbose), as_path(data) as path:
         found = run(
             path, folder, asked, trials=trials, space=searched, workers=workers, threads=threads, storage=storage, study=study,
-            patience=patience, side_by_side=side_by_side, resume=resume, imports=imports, quiet=not verbose,
+            patience=patience, side_by_side=side_by_side, on=on, resume=resume, imports=imports, quiet=not verbose,
         )  # fmt: skip
     return Tuning(folder, found, kept)
 
@@ -94,6 +95,7 @@ def compare(
     match: str | None = None,
     jobs: int | None = None,
     side_by_side: str = "auto",
+    on: str | None = None,
     n: int | None = None,
     config: str | Path | None = None,
     resume: bool = False,
@@ -112,8 +114,9 @@ def compare(
         raise ValueError(f"stacks={stacks!r} should be a list of stacks")
     folder, kept = output_folder(out)
     if data == SHAPES:
-        if config is not None:
-            raise ValueError(f"--data shapes takes no --config: {OWN}")
+        for option, value in (("--config", config), ("--on", on)):
+            if value is not None:
+                raise ValueError(f"--data shapes takes no {option}: {OWN}")
         if side_by_side != "auto":
             raise ValueError(f"--data shapes takes no --side-by-side {side_by_side}: its seeds go together on a GPU, a core each on a CPU")
         found = _shapes(stacks, folder, given, match, n, seeds, fractions, jobs, resume, imports, verbose)
@@ -126,7 +129,7 @@ def compare(
     with told(verbose) as say, as_path(data) as path:
         found = run(
             stacks, path, folder, asked, seeds=seeds, fractions=fractions, match=matched, jobs=jobs, side_by_side=side_by_side,
-            resume=resume, imports=imports, say=say,
+            on=on, resume=resume, imports=imports, say=say,
         )  # fmt: skip
     return Comparison(folder, found, kept)
 

@@ -1,4 +1,5 @@
-"""Workers side by side: a process each, fed by a thread each. A worker that dies takes its task with it and is replaced."""
+"""Workers side by side on this machine: a process each, fed by a thread each. A worker that dies takes its task with it and is replaced.
+cluster.py has the same for the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -16,8 +17,12 @@ from typing import Any
 Task = dict[str, Any]
 
 
+class Lost(RuntimeError):
+    """The process of a worker ended in the middle of its task."""
+
+
 class Pool:
-    def __init__(self, devices: Sequence[str], threads: int, log: Path, module: str = "tokmix.study.compare.worker"):
+    def __init__(self, devices: Sequence[str | None], threads: int, log: Path, module: str = "tokmix.study.compare.worker"):
         """devices: one for each worker; threads: those that torch may use in each of them; module: what a worker runs."""
         self.devices, self.threads, self.log, self.module = devices, threads, log, module
         self.workers: dict[int, subprocess.Popen[str]] = {}
@@ -45,10 +50,7 @@ class Pool:
                 report(*done.get())
                 new = more()
         finally:
-            with self.lock:
-                self.stopped = True
-                for worker in self.workers.values():
-                    _hang_up(worker)
+            self.stop()
             for _ in feeders:
                 todo.put(None)  # whoever waits for a task waits no more
             for feeder in feeders:
@@ -61,9 +63,16 @@ class Pool:
             self._end(place)
 
     def _ask(self, place: int, task: Task) -> dict[str, Any]:
+        try:
+            return self.ask(place, task)
+        except Lost as error:
+            return {"state": "failed", "error": str(error)}
+
+    def ask(self, place: int, task: Task) -> dict[str, Any]:
+        """The answer of the worker of that number, which is started where there is none."""
         with self.lock:
             if self.stopped:
-                return {"state": "failed", "error": "interrupted"}
+                raise Lost("interrupted")
             if place not in self.workers:
                 self.workers[place] = self._start()
             worker = self.workers[place]
@@ -78,9 +87,16 @@ class Pool:
             return json.loads(line)
         code = _reap(worker)
         with self.lock:
-            del self.workers[place]
+            self.workers.pop(place, None)
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return {"state": "failed", "error": f"its process {how}; see {self.log}"}
+        raise Lost(f"its process {how}; see {self.log}")
+
+    def stop(self) -> None:
+        """Every worker is told to end; one in the middle of a run saves a checkpoint first."""
+        with self.lock:
+            self.stopped = True
+            for worker in self.workers.values():
+                _hang_up(worker)
 
     def _end(self, place: int) -> None:
         with self.lock:

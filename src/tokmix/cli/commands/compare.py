@@ -27,6 +27,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--side-by-side", choices=("auto", "yes", "no"), default="auto",
         help="the seeds of a stack in one process, a step of each in turn, up to five (default: on a GPU)",
     )  # fmt: skip
+    parser.add_argument(
+        "--on", metavar="ADDRESS", help="a Dask scheduler, tcp://host:8786: run on its workers, on as many hosts as there are"
+    )
     parser.add_argument("--resume", action="store_true", help="go on in --out: what has finished is kept")
     parser.add_argument("--n", type=int, help=f"shapes: sequences to train on (default: {SEQUENCES})")
     add_imports(parser)
@@ -37,7 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from tokmix.api.search import compare
 
-    names = ("seeds", "match", "jobs", "side_by_side", "n", "config", "resume", "imports")
+    names = ("seeds", "match", "jobs", "side_by_side", "on", "n", "config", "resume", "imports")
     given = {name: getattr(options, name) for name in names}
     found = compare(
         options.stacks, options.data, options.out, fractions=_fractions(options.fractions), verbose=True, **given, **train_settings(options)

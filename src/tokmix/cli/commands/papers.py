@@ -17,7 +17,7 @@ tokmix papers NAME [ITEM ...] --quick   small versions on a CPU, to see that it 
 tokmix papers [NAME] --tables           write the tables of reproduce/NAME/README.md and the figures, from the results files
 tokmix papers prepare --out DIR         text -> token files, for a machine without the package tokenizers"""
 PREPARE = "prepare"
-OF_A_RUN = ("only", "workers", "minutes", "device")
+OF_A_RUN = ("only", "workers", "minutes", "device", "on")
 ROOT, QUICK = Path("reproduce"), Path("reproduce-quick")
 
 
@@ -30,6 +30,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, metavar="DIR", help="the data sets, or what `prepare` made of them (default: TOKMIX_DATA)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="results (default: reproduce/NAME/results; quick: reproduce-quick/NAME)")
     parser.add_argument("--workers", type=int, metavar="N", help="jobs at a time (default: a core each, or four a GPU)")
+    parser.add_argument(
+        "--on", metavar="ADDRESS", help="a Dask scheduler, tcp://host:8786: jobs run on its workers, which start in a checkout"
+    )
     parser.add_argument("--minutes", type=float, metavar="M", help="start nothing new after that long; the same command goes on later")
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="these jobs alone, in this order: --only 'sst2-*' n1000")
     parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default: every GPU there is, else the CPU)")
@@ -155,7 +158,7 @@ def _run(chosen: list[Item], options: argparse.Namespace) -> int:
     for one in items(options.name).values():  # all of them: items share jobs
         readme.go_on(one, out, quick)
     complete = run_items(
-        chosen, out, data=data, quick=quick, device=options.device, workers=options.workers, minutes=options.minutes,
+        chosen, out, data=data, quick=quick, device=options.device, workers=options.workers, minutes=options.minutes, on=options.on,
         only=options.only,
     )  # fmt: skip
     states = [readme.state(one, out) for one in chosen]

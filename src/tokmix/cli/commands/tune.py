@@ -33,6 +33,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="with --storage: seconds without a sign of life after which a worker counts as dead (default: 60)",
     )
+    parser.add_argument(
+        "--on", metavar="ADDRESS", help="a Dask scheduler, tcp://host:8786: run on its workers, on as many hosts as there are"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with a study; an error where there is none")
     add_imports(parser)
     add_train_settings(parser)
@@ -41,6 +44,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from tokmix.api.search import tune
 
-    names = ("trials", "space", "workers", "threads", "storage", "study", "patience", "side_by_side", "config", "resume", "imports")
+    names = ("trials", "space", "workers", "threads", "storage", "study", "patience", "side_by_side", "on", "config", "resume", "imports")
     tune(options.data, options.out, verbose=True, **{name: getattr(options, name) for name in names}, **train_settings(options))
     return 0

@@ -19,6 +19,7 @@ import tokmix
 from tokmix.core.checks import at_least, one_of
 from tokmix.data.tokens import TokenFiles, is_prepared
 from tokmix.runs import pool
+from tokmix.runs.cluster import ClusterPool
 from tokmix.runs.files import check_free, finite, read_json, write_json, write_text
 from tokmix.runs.machine import machine, versions
 from tokmix.study.compare import draw, outcomes, plan, result, summary, text, worker
@@ -54,6 +55,7 @@ def compare(
     match: str | None = "largest",
     jobs: int | None = None,
     side_by_side: str = "auto",
+    on: str | None = None,
     resume: bool = False,
     imports: Sequence[str | Path] = (),
     say: Say = print,
@@ -64,6 +66,8 @@ def compare(
     at_least("seeds", seeds, 1)
     at_least("jobs", 1 if jobs is None else jobs, 1)
     one_of("side_by_side", side_by_side, CHOICES)
+    if on is not None and jobs is not None:
+        raise ValueError(f"--jobs {jobs} is for this machine, and --on {on} names a cluster: leave one of them out")
     names, shares, numbers = plan.names_of(stacks), plan.fractions_of(fractions), [settings.train.seed + i for i in range(seeds)]
     if settings.train.fraction != 1:  # a config's: the command line's is refused before
         raise ValueError(f"train.fraction={settings.train.fraction} is what is compared: give fractions (--fractions)")
@@ -86,11 +90,11 @@ def compare(
     for line in notes:
         say(line)
     facts = {"data": Path(data).name, "task": task, "split": split, "match": match, "notes": notes, **provenance()}
-    gpu = device_of(settings.train.device).type == "cuda"
+    gpu = on is None and device_of(settings.train.device).type == "cuda"
     at_once, why_not = runs_at_once(side_by_side, gpu, settings)
     if why_not is not None:
         say(why_not)
-    results = _Runs(folder, files.folder, split, imports, at_once, say).all(runs, settings.train.device, jobs)
+    results = _Runs(folder, files.folder, split, imports, at_once, say).all(runs, settings.train.device, jobs, on)
     results += [summary.absent_bag(fraction, absent) for fraction in shares] if absent else []
     if not any(one.score is not None for one in results):
         raise ValueError(f"every run failed; the first: {results[0].error}")
@@ -131,20 +135,14 @@ class _Runs:
         self.folder, self.data, self.split, self.at_once, self.say = folder, data.resolve(), split, at_once, say
         self.imports = [str(Path(file).resolve()) for file in imports]
 
-    def all(self, runs: Sequence[plan.Run], device: str | None, jobs: int | None) -> list[summary.Result]:
+    def all(self, runs: Sequence[plan.Run], device: str | None, jobs: int | None, on: str | None = None) -> list[summary.Result]:
         known = {run.key: answer for run in runs if (answer := self._known(run)) is not None}
         todo = [run for run in runs if run.key not in known]
         if known:
             self.say(f"{len(known)} of {len(runs)} runs are done already")
         if todo:
             groups = self._groups(todo)
-            devices, threads = pool.share_out(device, jobs, len(groups))
-            threads = todo[0].settings.train.threads or threads
-            each = f"{threads} thread{'s' * (threads > 1)} each"
-            many = max(map(len, groups))
-            beside = f", up to {many} side by side in each" if many > 1 else ""
-            self.say(f"{len(todo)} runs, {len(devices)} at a time with {each}{beside}, on {', '.join(sorted(set(devices)))}")
-            shared = len(devices) > len(set(devices))
+            fed, shared = self._pool(groups, device, jobs, on)
             tasks = [{"runs": [self._task(run, shared or len(group) > 1) for run in group]} for group in groups]
             by_key = {run.key: run for run in todo}
 
@@ -153,11 +151,27 @@ class _Runs:
                     self._tell(by_key[one["key"]], answer.get("answers", {}).get(one["key"], answer), known, len(runs))
 
             try:
-                pool.Pool(devices, threads, self.folder / "workers.log").run(tasks, report)
+                fed.run(tasks, report)
             except KeyboardInterrupt:
                 done = f"{len(known)} of {len(runs)} runs are done"
                 raise KeyboardInterrupt(f"interrupted; {done}; continue with the same command and --resume") from None
         return [self._result(run, known[run.key]) for run in runs]
+
+    def _pool(
+        self, groups: list[list[plan.Run]], device: str | None, jobs: int | None, on: str | None
+    ) -> tuple[pool.Pool | ClusterPool, bool]:
+        """(workers, whether several of them share a counter of energy)"""
+        log, threads, runs = self.folder / "workers.log", groups[0][0].settings.train.threads, sum(map(len, groups))
+        if on is not None:
+            self.say(f"{runs} runs with {threads or 1} thread{'s' * (threads not in (None, 1))} each")
+            return ClusterPool(on, device, threads or 1, log, worker.__name__, self.say), True
+        devices, most = pool.share_out(device, jobs, len(groups))
+        threads = threads or most
+        each = f"{threads} thread{'s' * (threads > 1)} each"
+        many = max(map(len, groups))
+        beside = f", up to {many} side by side in each" if many > 1 else ""
+        self.say(f"{runs} runs, {len(devices)} at a time with {each}{beside}, on {', '.join(sorted(set(devices)))}")
+        return pool.Pool(devices, threads, log), len(devices) > len(set(devices))
 
     def _groups(self, todo: Sequence[plan.Run]) -> list[list[plan.Run]]:
         """Runs that a process trains side by side: seeds of one stack on the same rows."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tokmix.core.checks import at_least, one_of
 from tokmix.data.tokens import TokenFiles, is_prepared
 from tokmix.runs.files import read_json, write_json
 from tokmix.runs.locks import holding
-from tokmix.study.tune import report
+from tokmix.study.tune import remote, report
 from tokmix.study.tune.chance import Figure, figure_of
 from tokmix.study.tune.crew import Crew
 from tokmix.study.tune.space import Space
@@ -56,6 +57,7 @@ def run(
     study: str | None = None,
     patience: int | None = None,
     side_by_side: str = "auto",
+    on: str | None = None,
     resume: bool = False,
     imports: Sequence[str | Path] = (),
     quiet: bool = False,
@@ -74,6 +76,9 @@ def run(
     for option, given in (("--study", study), ("--patience", patience)):
         if given is not None and storage is None:
             raise ValueError(f"{option} {given} is about a study in a database: give --storage too, or leave it out")
+    for option, given in (("--workers", workers), ("--storage", storage), ("--side-by-side", None if side_by_side == "auto" else side_by_side)):
+        if on is not None and given is not None:
+            raise ValueError(f"{option} is for workers of tune's own, and --on {on} names a cluster: leave one of them out")
     store = Store(Path(out), study or Path(out).resolve().name, storage, PATIENCE if patience is None else patience)
     store.check()
     import_files(imports)
@@ -83,12 +88,14 @@ def run(
     there = Trials.begin(store, trials, asked, figure.higher, resume)
     left = trials - len(there.finished())
     if left:
-        at_once, why_not = runs_at_once(side_by_side, device_of(settings.train.device).type == "cuda", settings)
+        gpu = on is None and device_of(settings.train.device).type == "cuda"
+        at_once, why_not = runs_at_once(side_by_side, gpu, settings)
         if why_not is not None:
             say(why_not)
-        crew = min(workers or _default_workers(), left)
+        crew = 1 if on else min(workers or _default_workers(), left)
         at_once = min(at_once, -(-left // crew))
-        _search(_jobs(store, there, asked, folder, figure, threads, settings, imports, crew, at_once), there, figure, quiet)
+        jobs = _jobs(store, there, asked, folder, figure, threads, settings, imports, crew, at_once)
+        _search([replace(jobs[0], device=None)] if on else jobs, there, figure, quiet, on, say)
     return _finish(str(data), store, settings, imports, asked, figure, there, say)
 
 
@@ -180,13 +187,15 @@ def _jobs(
     ]  # fmt: skip
 
 
-def _search(jobs: list[Job], trials: Trials, figure: Figure, quiet: bool) -> None:
-    """In this process where one worker is enough."""
+def _search(jobs: list[Job], trials: Trials, figure: Figure, quiet: bool, on: str | None, say: Callable[[str], None]) -> None:
+    """On a cluster, whose workers take the first GPU that they see; else in this process where one worker is enough."""
     watch = None if quiet else Watch(Trials(trials.store, trials.count, trials.asked), figure)
     try:
         if watch is not None:
             watch.__enter__()
-        if len(jobs) == 1:
+        if on is not None:
+            remote.search(on, jobs[0], trials, say)
+        elif len(jobs) == 1:
             work(jobs[0])
         else:
             Crew(jobs).run()

@@ -107,8 +107,11 @@ def _run(job: Job, trials: Trials, claims: list[Claim]) -> None:
         claim, error = problem
         if not isinstance(error, (ValueError, OSError, RuntimeError)):
             raise error
-        told = ", ".join(f"{name}={value!r}" for name, value in claim.parameters.items())
-        raise ValueError(f"trial {claim.index} ({told}): {' '.join(str(error).split())}") from error
+        raise ValueError(f"{title(claim)}: {' '.join(str(error).split())}") from error
+
+
+def title(claim: Claim) -> str:
+    return f"trial {claim.index} ({', '.join(f'{name}={value!r}' for name, value in claim.parameters.items())})"
 
 
 def train_trials(job: Job, claims: list[Claim]) -> list[tuple[float, dict[str, Any]] | Exception]:
