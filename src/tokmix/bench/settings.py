@@ -21,6 +21,7 @@ READ = {
     "train": (*EVERYWHERE, "lengths", "tokens", "compiled"),  # its models have widths of their own, and autocast
     "serve": ("quick", "model", "requests", "clients", "threads", "out"),
     "train-loop": EVERYWHERE,  # the settings of `tokmix train`
+    "checkpoint": ("dim", "device", "out"),
     "user": ("quick", "device", "threads", "minutes", "out", "data", "encoder"),
 }
 SIZES = ("lengths", "tokens", "dim", "head", "dtype", "compiled")

@@ -18,6 +18,7 @@ layers      the mixers as layers, forward and backward, beside attention at its 
 decode      the next token after a long context: time and state of a layer; tokens a second of models next to GPT-2
 train       training tokens a second of whole models, beside the same models with attention
 train-loop  tokens a second of `tokmix train` over those of a plain loop
+checkpoint  how long training waits for a checkpoint, and how long that takes to the disk; also by torchrun
 serve       requests a second of `tokmix serve`, batched and one by one, every answer checked"""
 
 
@@ -58,6 +59,11 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.what == "serve":
         return _serve(given)
+    if options.what == "checkpoint":
+        from tokmix.bench import checkpoint
+
+        checkpoint.run(**given)
+        return 0
     from tokmix.bench.run import run as measure
 
     lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}

@@ -76,7 +76,11 @@ def run(
     for option, given in (("--study", study), ("--patience", patience)):
         if given is not None and storage is None:
             raise ValueError(f"{option} {given} is about a study in a database: give --storage too, or leave it out")
-    for option, given in (("--workers", workers), ("--storage", storage), ("--side-by-side", None if side_by_side == "auto" else side_by_side)):
+    for option, given in (
+        ("--workers", workers),
+        ("--storage", storage),
+        ("--side-by-side", None if side_by_side == "auto" else side_by_side),
+    ):
         if on is not None and given is not None:
             raise ValueError(f"{option} is for workers of tune's own, and --on {on} names a cluster: leave one of them out")
     store = Store(Path(out), study or Path(out).resolve().name, storage, PATIENCE if patience is None else patience)
