@@ -72,7 +72,12 @@ class Trials:
         right = not any(codes) and program.result(out) == program.result(self.of.whole[program.name])
         if right and kept is not None and (count := len(list((out / "checkpoints").iterdir()))) != kept:
             right, note = False, f"{note}, {count} checkpoints are kept and not {kept}"
-        tally.add(verdict(max(codes, key=abs), said, right), f"{program.name}, {note}: exit {codes}: {said.strip()[-200:]}")
+        told = f"{program.name}, {note}: exit {codes}: {said.strip()[-200:]}"
+        found = verdict(max(codes, key=abs), said, right)
+        tally.add(found, told)
+        if found == "clean":  # it went on without a fault, and should have held
+            tally.notes.append(told)
+            print(f"  error: {told}", flush=True)
         shutil.rmtree(out, ignore_errors=True)
 
     def kills(self, count: int) -> list[Tally]:
