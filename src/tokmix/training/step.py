@@ -66,9 +66,11 @@ class Step(Generic[B]):
         self.zero_grad()
         targets = max(sum(batch.total for batch in batches), 1)
         total = torch.zeros((), device=self.device)
+        # torch.manual_seed visits every kind of device: 0.3 ms on a CPU, against 1 µs.
+        seed_with = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
         for place, (batch, seed) in enumerate(zip(batches, seeds, strict=True)):
             if seed is not None:
-                torch.manual_seed(seed)
+                seed_with(seed)
             with self.sharding.synchronized(last=place == len(batches) - 1):
                 total += self.forward_backward(batch.to(self.device), batch.weight / targets)
         return self.finish(total, keep)
