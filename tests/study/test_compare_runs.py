@@ -105,6 +105,21 @@ def test_parameters_are_equal_or_it_is_said(data):
         plan.entries(files, ["hsm", "atention"], BASE, "largest")
 
 
+def test_a_comparison_killed_while_it_prepares_is_known_as_one(tmp_path, monkeypatch):
+    write_table(tmp_path / "t.csv", 60)
+    seen = []
+
+    def killed(data, folder, given):
+        seen.append((folder / run.ASKED).is_file())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "prepared_in", killed)
+    for _ in range(2):  # the second goes on with what the first left
+        with pytest.raises(KeyboardInterrupt):
+            run.open_data(tmp_path / "t.csv", tmp_path / "out", BASE)
+    assert seen == [True, True]
+
+
 # --- what goes wrong ---------------------------------------------------------------------------------------------------------
 
 BROKEN = """

@@ -210,6 +210,21 @@ def test_without_a_valid_split_a_held_out_part_decides_and_never_test(tmp_path):
     assert found["split"] == "held out" and found["trials"][0]["score"] == record["selection"]["score"]
 
 
+def test_killed_before_its_first_trial_a_search_is_resumed(tmp_path, monkeypatch):
+    write_table(tmp_path / "t.csv", 60)
+    asked = {"trials": 1, "space": Space.of(SPACE), "workers": 1, "quiet": True}
+
+    def killed(*given):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trials, "begin", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "t.csv", tmp_path / "study", small(), **asked)
+    found = run(tmp_path / "t.csv", tmp_path / "study", small(), resume=True, **asked)
+    assert len(found["trials"]) == 1
+
+
 # --- trials alone, without training ----------------------------------------------------------------------------------
 
 

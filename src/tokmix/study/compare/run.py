@@ -112,12 +112,11 @@ def open_data(data: Path, folder: Path, settings: Settings) -> TokenFiles:
         if read_json(path) != asked:
             raise ValueError(f"{folder} was started on other data, so it cannot be resumed on {data}")
         check_source(data, folder, settings)
-    elif folder.exists() and any(folder.iterdir()):
+    elif folder.exists() and any(not one.name.startswith(f".{ASKED}") for one in folder.iterdir()):
         raise ValueError(f"{folder} exists and is not a comparison: nothing is overwritten; name another folder")
-    files = TokenFiles(prepared_in(data, folder, settings))
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(path, asked)
-    return files
+    write_json(path, asked)  # first: a comparison that is killed while it prepares goes on
+    return TokenFiles(prepared_in(data, folder, settings))
 
 
 def why_no_bag(task: str) -> str | None:

@@ -89,7 +89,7 @@ def run(
     say: Callable[[str], None] = (lambda line: None) if quiet else print
     folder, asked, figure = _open(Path(data), store, settings, space, trials, threads, resume)
     say(f"{trials} trials over {', '.join(space.ranges)}, compared by {figure.name} ({figure.split}; chance is {figure.chance:.4f})")
-    there = Trials.begin(store, trials, asked, figure.higher, resume)
+    there = Trials.begin(store, trials, asked, figure.higher, resume and store.shared)  # in a folder study.json says that it was begun
     left = trials - len(there.finished())
     if left:
         gpu = on is None and device_of(settings.train.device).type == "cuda"
