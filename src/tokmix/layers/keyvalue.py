@@ -15,6 +15,7 @@ from tokmix.core.segments import Rows
 from tokmix.layers import memory
 from tokmix.layers.shortconv import Init, ShortConv
 from tokmix.ops.hyper_mix import merge_heads, split_heads
+from tokmix.ops.rotary import rotate
 
 
 def visible(query_at: Tensor, keys: int, causal: bool, window: int | None, key_rows: Rows | None) -> Tensor | None:
@@ -65,8 +66,8 @@ class KeyValueMixer(RowMixer):
         q, k, v = (split_heads(p, self.heads) for p in (self.q(x), self.k(keys), self.v(values)))
         if self.rotary:
             turned = positions.turns(query_at, q.shape[-1], q.dtype)
-            q = positions.rotate(q, turned)
-            k = positions.rotate(k, turned) if key_at is query_at else positions.rotary(k, key_at)  # mostly the same tokens
+            q = rotate(q, turned)
+            k = rotate(k, turned if key_at is query_at else positions.turns(key_at, k.shape[-1], k.dtype))  # mostly the same tokens
         return [q, k, v]
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:

@@ -16,6 +16,7 @@ from tokmix.ops.hyper_mix import op as _hyper_mix
 from tokmix.ops.hyper_mix import short_op as _short_hyper_mix  # noqa: F401
 from tokmix.ops.hyper_mix import wide_op as _wide_hyper_mix  # noqa: F401
 from tokmix.ops.hyper_mlp import flops as _hyper_mlp  # noqa: F401  (its formulas)
+from tokmix.ops.rotary import op as _rotary  # noqa: F401
 from tokmix.ops.shift_mix import matrix_op as _matrix_shift_mix  # noqa: F401
 from tokmix.ops.shift_mix import op as _shift_mix  # noqa: F401
 from tokmix.ops.shift_mix import step_op as _shift_step  # noqa: F401
@@ -33,6 +34,7 @@ def _shape(of: object) -> Shape:
 
 _WITHOUT = (
     "shift_mix", "shift_mix_backward", "norm_shift_mix", "norm_shift_mix_backward", "shift_step", "short_conv", "short_conv_backward",
+    "rotary", "rotary_backward",
 )  # fmt: skip
 
 

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokmix.ops.fast_call import Context, unwatched
+
 CHUNK = 64
 
 
@@ -20,13 +22,30 @@ class Carry(NamedTuple):
 
 
 def features(x: Tensor) -> Tensor:
-    # elu + 1, written out: compiled graphs get the strides of elu's own gradient wrong.
-    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+    """elu + 1"""
+    if unwatched((x,)):
+        return _Features.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())  # compiled graphs get the strides of elu's own gradient wrong
+
+
+class _Features(torch.autograd.Function):
+    """In few passes, and nothing kept but the result: the slope is 1 above 0, and the result itself below."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor) -> Tensor:
+        y = x.clamp(max=0).exp_().add_(x.clamp(min=0))
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Context, dy: Tensor) -> Tensor:  # type: ignore[override]
+        return dy * ctx.saved_tensors[0].clamp(max=1)
 
 
 def bidirectional(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q, k after the feature map (k zero at padding), all [B, H, L, e]."""
     k = k * k.shape[2] ** -0.5  # divides out; without it the sums of a thousand tokens are too large for float16
+    q = q.contiguous()  # read by two products, which would copy it each time
     outer, total = k.transpose(-1, -2) @ v, k.sum(2)
     return (q @ outer) / _denominator((q * total[:, :, None]).sum(-1, keepdim=True))
 
@@ -40,15 +59,13 @@ def causal(q: Tensor, k: Tensor, v: Tensor, carry: Carry) -> tuple[Tensor, Carry
     q, k, v = (x.to(dtype) for x in (q, k, v))
     if pad:  # by nothing would be a copy, whose strides compiled graphs of any length get wrong
         q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
-    q, k, v = (x.unflatten(2, (-1, chunk)) for x in (q, k, v))  # [B, H, chunks, C, e]
-    outer = (k.transpose(-1, -2) @ v).cumsum(2) + carry.outer[:, :, None]  # after each chunk
-    total = k.sum(3).cumsum(2) + carry.total[:, :, None]
-    outer_before = torch.cat([carry.outer[:, :, None], outer[:, :, :-1]], dim=2)
-    total_before = torch.cat([carry.total[:, :, None], total[:, :, :-1]], dim=2)
+    # In one piece: each is read by several products, which would copy it each time.
+    q, k, v = (x.contiguous().unflatten(2, (-1, chunk)) for x in (q, k, v))  # [B, H, chunks, C, e]
+    outer = torch.cat([carry.outer[:, :, None], k.transpose(-1, -2) @ v], dim=2).cumsum(2)  # before each chunk, and after the last
+    total = torch.cat([carry.total[:, :, None], k.sum(3)], dim=2).cumsum(2)
     scores = (q @ k.transpose(-1, -2)).tril()
-    y = scores @ v + q @ outer_before
-    below = scores.sum(-1, keepdim=True) + (q * total_before[..., None, :]).sum(-1, keepdim=True)
-    y = (y / _denominator(below)).flatten(2, 3)[:, :, :L]
+    below = scores.sum(-1, keepdim=True) + (q * total[:, :, :-1, None]).sum(-1, keepdim=True)
+    y = ((scores @ v + q @ outer[:, :, :-1]) / _denominator(below)).flatten(2, 3)[:, :, :L]
     return y, Carry(outer[:, :, -1], total[:, :, -1])
 
 
