@@ -133,7 +133,7 @@ class Layer(nn.Module, ABC):
 
     def __init__(self, mixer: Mixer, feed_forward: FeedForward | None, norm: str, dropout: float):
         super().__init__()
-        self.mixer, self.feed_forward, self.dropout = mixer, feed_forward, nn.Dropout(dropout)
+        self.mixer, self.feed_forward, self.dropout = mixer, feed_forward, Dropout(dropout)
         used = self.norms if feed_forward is not None else min(1, self.norms)
         self.norm = nn.ModuleList(make_norm(norm, mixer.dim) for _ in range(used))
 
