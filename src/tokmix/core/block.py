@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokmix.core import checks
+from tokmix.core.dropout import Dropout
 from tokmix.core.mixer import GELU, NORM, Cost, Mixer, PreparedStep, State
 from tokmix.core.offload import is_watched, with_weights
 from tokmix.core.product import product
