@@ -157,7 +157,7 @@ def load(folder: Path) -> Linear | None:
         raise ValueError(f"{path} is damaged: {error}") from None
     kind = Kind(known["kind"], known["C"], len(vectorizers) > 1)
     weights, bias = tensors["weights"].numpy(), tensors["bias"].numpy()
-    return Linear(known["task"], kind, made, weights, bias, known["seconds"], known["rows"])
+    return Linear(known["task"], kind, made, weights, bias, seconds=known["seconds"], rows=known["rows"])
 
 
 def _vectorizer(settings: dict[str, Any], **more: Any) -> Any:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokmix.ops.kernels.rounding import put
+from tokmix.ops.kernels.rounding import store_rounded
 from tokmix.ops.sizes import cdiv, next_power_of_2
 
 TILE = 2048  # numbers of a program's tile
@@ -36,11 +36,11 @@ def turn(
     to = Y + row.to(tl.int64) * H * E + heads[:, None] * E
     a = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(at + E // 2, mask=inside, other=0.0).to(tl.float32)
-    put(to + cols[None, :], a * cos - b * sin, inside)
-    put(to + cols[None, :] + E // 2, a * sin + b * cos, inside)
+    store_rounded(to + cols[None, :], a * cos - b * sin, inside)
+    store_rounded(to + cols[None, :] + E // 2, a * sin + b * cos, inside)
     if E % 2 == 1:
         last = (heads < H)[:, None]
-        put(to + E - 1, tl.load(start + E - 1, mask=last, other=0.0).to(tl.float32), last)
+        store_rounded(to + E - 1, tl.load(start + E - 1, mask=last, other=0.0).to(tl.float32), last)
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
