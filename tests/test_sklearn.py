@@ -27,7 +27,7 @@ from tests.lab import BAD, GOOD, REST  # noqa: E402
 from tokmix.sklearn import TextClassifier, TextEmbedder, TextRegressor  # noqa: E402
 
 SMALL: dict[str, Any] = {"stack": "hypermixing(hidden=16)", "dim": 16, "epochs": 10, "lr": 5e-3, "vocab": 200}
-NETWORK = SMALL | {"bag_of_words": False}
+NETWORK = SMALL | {"bag_of_words": False, "epochs": 30}
 QUICK = SMALL | {"epochs": 1}
 
 

@@ -68,7 +68,7 @@ def trained(task: str, out: Path, resume: str | None = None, dropout: float = 0.
     model = made(head=task, causal=task == "lm", dropout=dropout, dtype=torch.float32)
     settings = {
         "use_cpu": True, "report_to": [], "disable_tqdm": True, "dataloader_pin_memory": False, "seed": 3, "learning_rate": 5e-3,
-        "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 6, "logging_steps": 1, "save_steps": 3,
+        "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 12, "logging_steps": 1, "save_steps": 6,
     }  # fmt: skip
     arguments = TrainingArguments(output_dir=str(out), **{**settings, **changes})
     trainer = Trainer(model, arguments, train_dataset=Rows(task), eval_dataset=Rows(task), data_collator=collator)
@@ -80,9 +80,9 @@ def trained(task: str, out: Path, resume: str | None = None, dropout: float = 0.
 def test_a_plain_trainer_script_learns_and_resumes_to_the_same_weights(task: str, tmp_path: Path) -> None:
     whole = trained(task, tmp_path)
     losses = [entry["loss"] for entry in whole.state.log_history if "loss" in entry]
-    assert len(losses) == 6 and sum(losses[3:]) < sum(losses[:3])
-    again = trained(task, tmp_path, resume=str(tmp_path / "checkpoint-3"))
-    assert again.state.global_step == 6
+    assert len(losses) == 12 and sum(losses[6:]) < sum(losses[:6])
+    again = trained(task, tmp_path, resume=str(tmp_path / "checkpoint-6"))
+    assert again.state.global_step == 12
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, again.model.state_dict()[name]), name
     with torch.no_grad():

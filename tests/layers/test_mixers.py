@@ -17,9 +17,14 @@ def by_name(cases: list[Case]) -> pytest.MarkDecorator:
 
 def test_every_rule_is_tested_here() -> None:
     tested = {name for name in globals() if name.startswith("test_")}
-    assert len(RULES) == 25 and len(tested) >= len(RULES)
+    assert len(RULES) == 26 and len(tested) >= len(RULES)
     assert all(case.has("padded") and case.has("packed") for case in ALL), "every rule applies to every built-in mixer"
     assert not any(run.declared(case.name).failures for case in DEFAULTS)
+
+
+@by_name(DEFAULTS)
+def test_the_output_fits_and_repeats(case: Case) -> None:
+    layouts.output_fits_and_repeats(case)
 
 
 @by_name(ALL)

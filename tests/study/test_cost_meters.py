@@ -193,9 +193,9 @@ def test_peak_memory_is_that_of_the_stretch_measured():
         pytest.skip("this system cannot forget an earlier peak")
     meters.reset_peak(CPU)
     before = meters.peak_memory(CPU)
-    block = torch.ones(60 * 2**20 // 4)
+    block = torch.ones(240 * 2**20 // 4)
     during = meters.peak_memory(CPU)
-    assert before and during and during - before > 50 * 2**20
+    assert before and during and during - before > 200 * 2**20
     del block
     assert meters.peak_memory(CPU, Path("/nowhere")) > 10**6  # without /proc: the whole process
 

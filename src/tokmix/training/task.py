@@ -58,6 +58,8 @@ def final_split(files: TokenFiles, asked: str | None) -> str | None:
 class TrainingTask:
     """A prepared folder and settings -> everything the loop asks for."""
 
+    frozen = False  # the encoder stays as it is: frozen.py
+
     def __init__(self, files: TokenFiles, settings: Settings):
         self.files, self.card, self.settings = files, files.card, settings
         if "train" not in files:
@@ -66,7 +68,6 @@ class TrainingTask:
         self.task = task_of(self.card, self.train.task)
         self.final = final_split(files, self.train.final)
         self.start = self._start()
-        self.frozen = False  # the encoder stays as it is: frozen.py
         self.config = model_config(self.card, self.task, settings.model, self.start)
         with torch.device("meta"):
             Model(self.config)  # a stack that does not fit the task says so now

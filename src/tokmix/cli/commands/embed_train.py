@@ -6,7 +6,7 @@ from tokmix.cli.commands.common import add_imports
 from tokmix.cli.commands.train import add_threads, add_train_settings, train_settings
 
 ABOUT = "an encoder and pairs of texts -> sentence embeddings, by contrast"
-FIRST = ("--out", "--minutes", "--seed", "--config")  # of --help
+FIRST = ("--out", "--minutes", "--seed", "--config", "--train.lr")  # of --help
 
 
 def add(parser: argparse.ArgumentParser) -> None:
