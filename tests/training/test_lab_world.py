@@ -98,6 +98,7 @@ def test_two_processes_accumulate_as_one_does(data, tmp_path, sharded):
     assert len(one) == len(two) == 10 and max(abs(a - b) for a, b in zip(one, two, strict=True)) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_continues_on_one_and_back(data, alone, tmp_path):
     out = tmp_path / "run"
     for processes, stop in ((2, 20), (1, 35), (2, 0)):
