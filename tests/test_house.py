@@ -132,10 +132,8 @@ def test_the_source_does_not_grow_back() -> None:
 
 # Pages whose lines are still longer than 120 characters. Wrap one when you change it, and take it out of here.
 LONG_LINES = {
-    "CHANGELOG.md", "README.md", "docs/README.md", "docs/accuracy.md", "docs/bench.md", "docs/cluster.md", "docs/compare.md",
-    "docs/deploy.md", "docs/explain.md", "docs/huggingface.md", "docs/index.md", "docs/lab.md", "docs/play.md", "docs/python.md",
-    "docs/reliability.md",
-    "docs/report.md", "docs/sklearn.md", "docs/tune.md",
+    "CHANGELOG.md", "README.md", "docs/README.md", "docs/compare.md", "docs/explain.md", "docs/index.md", "docs/lab.md",
+    "docs/play.md", "docs/report.md", "docs/tune.md",
 }  # fmt: skip
 
 
