@@ -14,9 +14,9 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tokmix.runs.pool import Pool, Task
+from tokmix.runs.pool import Answer, Pool, Task
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -42,9 +42,7 @@ class ClusterPool:
         there = f"{self.size} worker{'s' * (self.size != 1)} on {address}"
         say(there if self.size else f"{there}: waiting for `dask worker {address} --nthreads 1`")
 
-    def run(
-        self, tasks: Sequence[Task], report: Callable[[Task, dict[str, Any]], None], more: Callable[[], Sequence[Task]] = lambda: ()
-    ) -> None:
+    def run(self, tasks: Sequence[Task], report: Callable[[Task, Answer], None], more: Callable[[], Sequence[Task]] = lambda: ()) -> None:
         """As Pool.run. KeyboardInterrupt: runs save a checkpoint first."""
         from distributed import as_completed
 
@@ -69,7 +67,7 @@ class ClusterPool:
         given = (str(self.log), self.threads, self.module, {**task, "device": self.device})
         return self.client.submit(_do, *given, pure=False, retries=RETRIES, priority=priority)
 
-    def _answer(self, future: Future) -> dict[str, Any]:
+    def _answer(self, future: Future) -> Answer:
         error = future.exception()
         if error is None:
             return dict(future.result())
@@ -88,7 +86,7 @@ def _connect(address: str) -> Client:
         raise ValueError(f"--on {address}: no Dask scheduler answers there ({told}); start one with `dask scheduler`") from None
 
 
-def _do(study: str, threads: int, module: str, task: Task) -> dict[str, Any]:
+def _do(study: str, threads: int, module: str, task: Task) -> Answer:
     """In a worker of the cluster. Lost where its process is, and then the cluster does it again."""
     if not Path(study).parent.is_dir():
         raise FileNotFoundError(f"{socket.gethostname()} does not see {Path(study).parent}: --out has to be a folder that all hosts share")

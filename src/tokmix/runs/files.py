@@ -18,13 +18,14 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tokmix.runs.locks import Held, lock_folder
 
+JsonObject = dict[str, Any]  # its values are what its file says: whoever reads one knows its keys, or asks for their types
 PARTIAL = ".partial"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -60,7 +61,7 @@ def write_json(path: Path, content: object, *, ascii: bool = True) -> None:
     write_text(path, json.dumps(content, indent=1, ensure_ascii=ascii, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """An object. Damaged, naming the file, for anything else: also for NaN and for what is nested too deeply to be read."""
     try:
         known = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
@@ -191,15 +192,15 @@ def finite(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
-def seal(content: dict[str, Any]) -> dict[str, Any]:
+def seal(content: Mapping[str, object]) -> dict[str, object]:
     """With a checksum of the rest, so that a changed record is told from the one that was written."""
     return {**content, "checksum": _checksum(content)}
 
 
-def check_seal(content: dict[str, Any], path: Path) -> None:
+def check_seal(content: Mapping[str, object], path: Path) -> None:
     if content.get("checksum") != _checksum({name: value for name, value in content.items() if name != "checksum"}):
         raise Damaged(f"{path} is damaged: the content of {path.name} has changed")
 
 
-def _checksum(content: dict[str, Any]) -> str:
+def _checksum(content: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

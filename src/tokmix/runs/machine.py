@@ -6,7 +6,6 @@ import os
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,7 +14,7 @@ import tokmix
 PACKAGES = ("numpy", "transformers", "tokenizers", "safetensors", "datasets", "scikit-learn", "optuna", "triton")
 
 
-def machine() -> dict[str, Any]:
+def machine() -> dict[str, str | int | None]:
     """cores: those this process may use; threads: those torch does use; gpu: None where there is none."""
     gpus = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     return {

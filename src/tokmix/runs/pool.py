@@ -12,9 +12,11 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-Task = dict[str, Any]
+from tokmix.runs.files import JsonObject
+
+Task = JsonObject  # its keys are those of the module that the workers run
+Answer = JsonObject
 
 
 class Lost(RuntimeError):
@@ -28,14 +30,12 @@ class Pool:
         self.workers: dict[int, subprocess.Popen[str]] = {}
         self.lock, self.stopped = threading.Lock(), False
 
-    def run(
-        self, tasks: Sequence[Task], report: Callable[[Task, dict[str, Any]], None], more: Callable[[], Sequence[Task]] = lambda: ()
-    ) -> None:
+    def run(self, tasks: Sequence[Task], report: Callable[[Task, Answer], None], more: Callable[[], Sequence[Task]] = lambda: ()) -> None:
         """report(task, answer) as each comes in, one at a time; more(), asked after each, names tasks that have come up since: they
         are done next, so that what was begun is finished first.
         KeyboardInterrupt: runs save a checkpoint first."""
         todo: queue.LifoQueue[Task | None] = queue.LifoQueue()
-        done: queue.Queue[tuple[Task, dict[str, Any]]] = queue.Queue()
+        done: queue.Queue[tuple[Task, Answer]] = queue.Queue()
         feeders = [threading.Thread(target=self._feed, args=(place, todo, done)) for place in range(len(self.devices))]
         self.log.parent.mkdir(parents=True, exist_ok=True)
         for feeder in feeders:
@@ -56,19 +56,19 @@ class Pool:
             for feeder in feeders:
                 feeder.join()
 
-    def _feed(self, place: int, todo: queue.LifoQueue[Task | None], done: queue.Queue[tuple[Task, dict[str, Any]]]) -> None:
+    def _feed(self, place: int, todo: queue.LifoQueue[Task | None], done: queue.Queue[tuple[Task, Answer]]) -> None:
         while not self.stopped and (task := todo.get()) is not None:
             done.put((task, self._ask(place, {**task, "device": self.devices[place]})))
         if place in self.workers:
             self._end(place)
 
-    def _ask(self, place: int, task: Task) -> dict[str, Any]:
+    def _ask(self, place: int, task: Task) -> Answer:
         try:
             return self.ask(place, task)
         except Lost as error:
             return {"state": "failed", "error": str(error)}
 
-    def ask(self, place: int, task: Task) -> dict[str, Any]:
+    def ask(self, place: int, task: Task) -> Answer:
         """The answer of the worker of that number, which is started where there is none."""
         with self.lock:
             if self.stopped:

@@ -12,10 +12,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+
+from tokmix.runs.pool import Answer, Task
 
 
-def serve(do: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def serve(do: Callable[[Task], Answer]) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what anything else prints is no answer
     tasks: queue.Queue[str | None] = queue.Queue()

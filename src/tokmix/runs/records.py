@@ -18,7 +18,7 @@ from tokmix.runs.files import Damaged
 T = TypeVar("T")
 
 
-def check_format(known: Mapping[str, Any], path: Path, format: str, versions: tuple[int, ...], what: str) -> None:
+def check_format(known: Mapping[str, object], path: Path, format: str, versions: tuple[int, ...], what: str) -> None:
     """Whether this is a record of that format, and of a version that can be read."""
     if known.get("format") != format:
         raise ValueError(f"{path} does not describe {what}")
@@ -26,12 +26,12 @@ def check_format(known: Mapping[str, Any], path: Path, format: str, versions: tu
         raise ValueError(f"{path} has format version {known.get('version')!r}; this tokmix reads version {versions[-1]}")
 
 
-def from_json(kind: type[T], known: Mapping[str, Any], path: Path) -> T:
+def from_json(kind: type[T], known: Mapping[str, object], path: Path) -> T:
     """A dataclass of what JSON holds; every field has to be there (unless it has a default), of its type, and finite."""
     return typing.cast(T, _build(kind, known, path, ""))
 
 
-def _build(kind: Any, known: Mapping[str, Any], path: Path, prefix: str) -> Any:
+def _build(kind: Any, known: Mapping[str, object], path: Path, prefix: str) -> Any:
     hints, given = typing.get_type_hints(kind), dict(known)
     made = {}
     for field in dataclasses.fields(kind):
@@ -46,7 +46,7 @@ def _build(kind: Any, known: Mapping[str, Any], path: Path, prefix: str) -> Any:
     return kind(**made)
 
 
-def _value(hint: Any, value: Any, path: Path, name: str) -> Any:
+def _value(hint: Any, value: object, path: Path, name: str) -> Any:
     if hint is Any or hint is object:
         return value
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
@@ -70,7 +70,7 @@ def _value(hint: Any, value: Any, path: Path, name: str) -> Any:
     raise Damaged(f"{path} is damaged: {path.name} has no {name!r} that can be read")
 
 
-def _plain(hint: Any, value: Any) -> bool:
+def _plain(hint: object, value: object) -> bool:
     if hint is None or hint is type(None):
         return value is None
     if hint is float:
