@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tokmix.core.checks import nearest, printable
-from tokmix.runs.files import Damaged, check_seal, read_json, seal, sha256_file, write_json
+from tokmix.runs.files import Damaged, JsonObject, check_seal, read_json, seal, sha256_file, write_json
 from tokmix.runs.records import check_format, from_json
 
 NAME = "card.json"
 FORMAT = "tokmix-tokens"
 VERSION = 2  # 1: the same without a checksum
+FileFacts = dict[str, object]  # bytes and sha256, in Card.source a name too; of a split on the hub a name and a fingerprint
 BY_HASH = "split by a hash"  # how `split_by` begins where `prepare` made the splits
 
 
@@ -26,20 +26,20 @@ class SplitCard:
     rows: int
     tokens: int
     bytes: int  # of the text, in UTF-8: what bits per byte are divided by
-    lengths: dict[str, Any]
+    lengths: JsonObject
     labels: dict[str, int] = field(default_factory=dict)  # class -> rows
     scores: dict[str, float] = field(default_factory=dict)  # min, max, mean, deviation
     truncated: int = 0
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> bytes, sha256
+    files: dict[str, FileFacts] = field(default_factory=dict)  # name -> bytes, sha256
 
 
 @dataclass
 class Card:
     task: str
     labels: list[str]  # class names in the order of their numbers; empty unless the task is classify or multilabel
-    columns: dict[str, Any]
+    columns: JsonObject
     split_by: str  # how rows came into splits, in words
-    tokenizer: dict[str, Any]  # kind, vocab, roles (ids of pad, cls, sep, mask, eot), specials (special tokens in each row)
+    tokenizer: JsonObject  # kind, vocab, roles (ids of pad, cls, sep, mask, eot), specials (special tokens in each row)
     stream: bool  # documents of a running text (lm) and not rows with their own special tokens
     max_len: int | None
     dtype: str
@@ -47,8 +47,8 @@ class Card:
     splits: dict[str, SplitCard]
     overlap: dict[str, int]
     left_out: dict[str, int]
-    source: list[dict[str, Any]]  # name, bytes, sha256 of each file read
-    settings: dict[str, Any]
+    source: list[FileFacts]  # name, bytes, sha256 of each file read
+    settings: dict[str, object]
     warnings: list[str]
     format: str = FORMAT
     version: int = VERSION
@@ -120,13 +120,13 @@ class Card:
         return printable("\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)]))
 
 
-def length_facts(counts: Counter[int]) -> dict[str, Any]:
+def length_facts(counts: Counter[int]) -> dict[str, object]:
     """From how often each length occurs: range, mean, percentiles, and a histogram by powers of two."""
     total = sum(counts.values())
     if not total:
         return {"min": 0, "max": 0, "mean": 0.0, "p50": 0, "p90": 0, "p99": 0, "histogram": {}}
     ordered = sorted(counts)
-    facts: dict[str, Any] = {"min": ordered[0], "max": ordered[-1]}
+    facts: dict[str, object] = {"min": ordered[0], "max": ordered[-1]}
     facts["mean"] = round(sum(length * count for length, count in counts.items()) / total, 3)
     for percent in (50, 90, 99):
         facts[f"p{percent}"] = _percentile(ordered, counts, total, percent)
@@ -147,6 +147,6 @@ def _percentile(ordered: Sequence[int], counts: Counter[int], total: int, percen
     return ordered[-1]
 
 
-def hash_file(path: Path, name: str, advance: Callable[[int], None] = lambda n: None) -> dict[str, Any]:
+def hash_file(path: Path, name: str, advance: Callable[[int], None] = lambda n: None) -> FileFacts:
     size, sha256 = sha256_file(path, advance)
     return {"name": name, "bytes": size, "sha256": sha256}

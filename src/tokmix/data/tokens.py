@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tokmix.core.optional import np
 from tokmix.data.card import FORMAT, NAME, Card
 from tokmix.runs.files import Damaged, sha256_file
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _VERIFIED: set[tuple[object, ...]] = set()  # files whose hash this process has compared, in the state they were in
 TARGETS = {"classify": "int32", "multilabel": "uint8", "regress": "float32"}
@@ -139,7 +142,7 @@ class TokenFiles:
     def __getitem__(self, name: str) -> TokenSplit:
         return TokenSplit(self.folder, name, self.card)
 
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         from tokmix.data.prepare.tokenize import load_tokenizer
 
         return load_tokenizer(self.folder / "tokenizer.json")

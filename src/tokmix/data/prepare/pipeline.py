@@ -9,10 +9,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tokmix.core.optional import np
-from tokmix.data.card import Card, SplitCard, hash_file
+from tokmix.data.card import Card, FileFacts, SplitCard, hash_file
 from tokmix.data.order import mix
 from tokmix.data.prepare import label_report
 from tokmix.data.prepare.documents import Piece
@@ -29,12 +29,15 @@ from tokmix.data.tokens import TokenSplit
 from tokmix.runs.files import check_free, new_folder, write_text
 from tokmix.show.progress import Progress
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 TOKENIZER_CHARACTERS = 200_000_000  # a tokenizer learns from about this much of train; more changes little and costs memory
 UNKNOWN = 0.1  # a share of unknown tokens that is worth a warning
 BATCH_CHARACTERS = 2**18  # encoded at once; a token costs its encoding some hundred bytes
 
 
-def prepare(source: str | Path, out: str | Path, *, progress: bool | None = None, **settings: Any) -> Card:
+def prepare(source: str | Path, out: str | Path, *, progress: bool | None = None, **settings: object) -> Card:
     """Write the token files of `source` into the new folder `out`. Settings: see PrepareSettings. ValueError for bad input."""
     asked = PrepareSettings.of(**settings)
     check_free(Path(out))
@@ -48,7 +51,7 @@ def prepare(source: str | Path, out: str | Path, *, progress: bool | None = None
     return card
 
 
-def source_facts(source: str | Path, **settings: Any) -> list[dict[str, Any]]:
+def source_facts(source: str | Path, **settings: object) -> list[FileFacts]:
     """What a card of this data, prepared with these settings, says about the files: `Card.source`."""
     with Progress(None) as bars:
         return _source(_plan(source, PrepareSettings.of(**settings)), bars)
@@ -154,13 +157,13 @@ def _write(plan: Plan, folder: Path, bars: Progress) -> Card:
     return card
 
 
-def _forgets(tokenizer: Any) -> bool:
+def _forgets(tokenizer: Tokenizer) -> bool:
     """Whether a text is not what comes back from its ids."""
     text = "Ab é\n  ab\t中 🙂"
     return bool(tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) != text)
 
 
-def _tokenizer(plan: Plan, bars: Progress) -> tuple[str, Any]:
+def _tokenizer(plan: Plan, bars: Progress) -> tuple[str, Tokenizer]:
     """The tokenizer taken, or one trained on the training split alone."""
     kind = plan.asked.tokenizer or ("bpe" if plan.task == "lm" else "wordpiece")
     if kind not in KINDS:
@@ -235,9 +238,9 @@ def _write_documents(plan: Plan, writers: dict[str, SplitWriter], encoder: Encod
         close(split)
 
 
-def _source(plan: Plan, bars: Progress) -> list[dict[str, Any]]:
+def _source(plan: Plan, bars: Progress) -> list[FileFacts]:
     total = sum(path.stat().st_size for part in plan.parts for path in part.paths)
-    found: list[dict[str, Any]] = []
+    found: list[FileFacts] = []
     with bars.stage("hashing the source", total) as advance:
         for part in plan.parts:
             found += [hash_file(path, part.name, advance) for path in part.paths]

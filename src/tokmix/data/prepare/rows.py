@@ -51,12 +51,10 @@ def examples(parts: Sequence[Part], columns: Columns, choose: Chooser, left_out:
             if not any(text and not text.isspace() for text in texts):
                 left_out.add("no text")
                 continue
-            target = extra[columns.target] if columns.target else None
-            if columns.target:
-                target = _target(part, number, columns.target, target)
-                if target is None:
-                    left_out.add("no label")
-                    continue
+            target = _target(part, number, columns.target, extra[columns.target]) if columns.target else None
+            if columns.target and target is None:
+                left_out.add("no label")
+                continue
             given = _given(part, number, columns.split, extra[columns.split]) if columns.split else part.split
             key = text_key(*texts)
             # A group's rows follow the group; the row's own key stays that of its text, by which overlap is counted.
@@ -65,7 +63,7 @@ def examples(parts: Sequence[Part], columns: Columns, choose: Chooser, left_out:
             yield Example(part, number, texts, target, choose(given, key if group is None else group), key, group, weight)
 
 
-def text_of(part: Part, number: int, column: str, value: Any) -> str:
+def text_of(part: Part, number: int, column: str, value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -73,7 +71,7 @@ def text_of(part: Part, number: int, column: str, value: Any) -> str:
     return value
 
 
-def _target(part: Part, number: int, column: str, value: Any) -> str | None:
+def _target(part: Part, number: int, column: str, value: object) -> str | None:
     """The label or score of a row, several as `joined` writes them; None where the cell is empty."""
     if isinstance(value, dict) or (isinstance(value, list) and not all(isinstance(one, (str, int)) for one in value)):
         kind = type(value).__name__
@@ -95,7 +93,7 @@ def _weight(part: Part, number: int, column: str, value: Any) -> float:
     return weight
 
 
-def _given(part: Part, number: int, column: str, value: Any) -> str:
+def _given(part: Part, number: int, column: str, value: object) -> str:
     split = split_of_name(str(value))
     if split is None:
         raise ValueError(f"{part.where(number)}: column {column!r} is {value!r}; a split is train, valid (or validation, dev) or test")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from tokmix.core.checks import one_of
 from tokmix.data.prepare.columns import SCORES, is_number
@@ -19,7 +18,7 @@ LARGEST = 1e30  # of a score, which is kept as a float32
 MANY_NUMBERS = 20  # more distinct whole numbers than this are scores, unless they count classes: 0 to K - 1 or 1 to K
 
 
-def joined(labels: Iterable[Any]) -> str:
+def joined(labels: Iterable[object]) -> str:
     """A list of labels as one value: a single one as it is."""
     names = sorted({str(label).strip() for label in labels} - {""})
     return names[0] if len(names) == 1 else SET.join(names) + SET

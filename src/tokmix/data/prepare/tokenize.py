@@ -15,11 +15,19 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
 from tokmix.core.checks import at_least, nearest
 from tokmix.core.optional import need, np
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.normalizers import BertNormalizer
+    from tokenizers.processors import PostProcessor
+
+T = TypeVar("T")
 KINDS = ("wordpiece", "bpe", "bytes")
 SPECIALS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]", "eot": "<|endoftext|>"}
 # What tokenizers made elsewhere call the same roles.
@@ -42,11 +50,11 @@ _ALPHABET = 1000  # distinct characters a wordpiece vocabulary keeps
 _LONG = re.compile(r"\S{1000}|\s{1000}")
 
 
-def _tokenizers() -> Any:
+def _tokenizers() -> ModuleType:
     return need("tokenizers", "preparing text")
 
 
-def train_tokenizer(kind: str, texts: Callable[[], Iterable[str]], vocab: int, lowercase: bool = True) -> Any:
+def train_tokenizer(kind: str, texts: Callable[[], Iterable[str]], vocab: int, lowercase: bool = True) -> Tokenizer:
     """`texts()` gives the training texts, each time anew."""
     if kind == "bytes":
         return byte_tokenizer()
@@ -68,7 +76,7 @@ def _bounded(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _train_bpe(texts: Callable[[], Iterable[str]], vocab: int) -> Any:
+def _train_bpe(texts: Callable[[], Iterable[str]], vocab: int) -> Tokenizer:
     t = _tokenizers()
     at_least("vocab", vocab, 256 + len(SPECIALS))
     tokenizer = t.Tokenizer(t.models.BPE())
@@ -83,7 +91,7 @@ def _train_bpe(texts: Callable[[], Iterable[str]], vocab: int) -> Any:
     return tokenizer
 
 
-def _train_wordpiece(texts: Callable[[], Iterable[str]], vocab: int, lowercase: bool) -> Any:
+def _train_wordpiece(texts: Callable[[], Iterable[str]], vocab: int, lowercase: bool) -> Tokenizer:
     t = _tokenizers()
     normalizer = t.normalizers.BertNormalizer(lowercase=lowercase)
     counts: Counter[str] = Counter()
@@ -106,7 +114,7 @@ def _train_wordpiece(texts: Callable[[], Iterable[str]], vocab: int, lowercase: 
     return tokenizer
 
 
-def _wordpiece(model: Any, normalizer: Any) -> Any:
+def _wordpiece(model: WordPiece, normalizer: BertNormalizer) -> Tokenizer:
     t = _tokenizers()
     tokenizer = t.Tokenizer(model)
     tokenizer.normalizer = normalizer
@@ -115,13 +123,13 @@ def _wordpiece(model: Any, normalizer: Any) -> Any:
     return tokenizer
 
 
-def _byte_level(tokenizer: Any, use_regex: bool) -> None:
+def _byte_level(tokenizer: Tokenizer, use_regex: bool) -> None:
     t = _tokenizers()
     tokenizer.pre_tokenizer = t.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     tokenizer.decoder = t.decoders.ByteLevel()
 
 
-def byte_tokenizer() -> Any:
+def byte_tokenizer() -> Tokenizer:
     """Raw bytes as a tokenizer.json like any other: a BPE without merges whose ids are the bytes."""
     t = _tokenizers()
     tokenizer = t.Tokenizer(t.models.BPE(vocab={_letter(byte): byte for byte in range(256)}, merges=[]))
@@ -136,7 +144,7 @@ def _letter(byte: int) -> str:
     return chr(byte) if byte in shown else chr(0x100 + [other for other in range(256) if other not in shown].index(byte))
 
 
-def load_tokenizer(path: str | Path) -> Any:
+def load_tokenizer(path: str | Path) -> Tokenizer:
     """A tokenizer.json, without the truncation and padding it may have been saved with."""
     path = Path(path)
     if path.is_dir():
@@ -152,7 +160,7 @@ def load_tokenizer(path: str | Path) -> Any:
     return tokenizer
 
 
-def begun(tokenizer: Any, eot: int) -> Any:
+def begun(tokenizer: Tokenizer, eot: int) -> Tokenizer:
     """A copy that puts end-of-text before every text, as a language model has read documents: after the end of the one before."""
     t = _tokenizers()
     copy = t.Tokenizer.from_str(tokenizer.to_str())
@@ -161,12 +169,12 @@ def begun(tokenizer: Any, eot: int) -> Any:
     return copy
 
 
-def _beginning(tokenizer: Any, eot: int) -> Any:
+def _beginning(tokenizer: Tokenizer, eot: int) -> PostProcessor:
     name = tokenizer.id_to_token(eot)
     return _tokenizers().processors.TemplateProcessing(single=[name, "$A"], pair=[name, "$A", "$B:1"], special_tokens=[(name, eot)])
 
 
-def _unbegun(tokenizer: Any, eot: int) -> Any:
+def _unbegun(tokenizer: Tokenizer, eot: int) -> PostProcessor | None:
     """The post-processor without what `begun` added: a tokenizer.json of a model folder is one to prepare other data with."""
     found, begin = tokenizer.post_processor, _beginning(tokenizer, eot).__getstate__()
     if found is not None and found.__getstate__() == begin:
@@ -175,14 +183,14 @@ def _unbegun(tokenizer: Any, eot: int) -> Any:
     return parts[0] if len(parts) == 2 and parts[1].__getstate__() == begin else found
 
 
-def make_ready(tokenizer: Any, task: str, pair: bool = False) -> dict[str, int]:
+def make_ready(tokenizer: Tokenizer, task: str, pair: bool = False) -> dict[str, int]:
     """Give the tokenizer the special tokens and the template of the task where it lacks them -> ids of the roles."""
     t = _tokenizers()
     for role in NEEDED[task]:
         if _find(tokenizer, role) is None:
             tokenizer.add_special_tokens([SPECIALS[role]])
     names = {role: name for role in SPECIALS if (name := _find(tokenizer, role)) is not None}
-    roles = {role: tokenizer.token_to_id(name) for role, name in names.items()}
+    roles = {role: number for role, name in names.items() if (number := tokenizer.token_to_id(name)) is not None}
     if "eot" in roles:
         tokenizer.post_processor = _unbegun(tokenizer, roles["eot"])
     if task == "lm":
@@ -197,11 +205,11 @@ def make_ready(tokenizer: Any, task: str, pair: bool = False) -> dict[str, int]:
     return roles
 
 
-def _find(tokenizer: Any, role: str) -> str | None:
+def _find(tokenizer: Tokenizer, role: str) -> str | None:
     return next((name for name in (SPECIALS[role], *OTHER_NAMES[role]) if tokenizer.token_to_id(name) is not None), None)
 
 
-def vocab_size(tokenizer: Any) -> int:
+def vocab_size(tokenizer: Tokenizer) -> int:
     """One more than the largest id: vocabularies made elsewhere may have holes."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
@@ -213,7 +221,7 @@ class Encoder:
     documents  texts -> ids without special tokens
     """
 
-    def __init__(self, tokenizer: Any, max_len: int | None = None):
+    def __init__(self, tokenizer: Tokenizer, max_len: int | None = None):
         # A copy: what is set here is not part of the saved tokenizer.
         self.tokenizer = _tokenizers().Tokenizer.from_str(tokenizer.to_str())
         self.tokenizer.encode_special_tokens = True
@@ -236,13 +244,13 @@ class Encoder:
         return [np.asarray(row.ids, dtype=np.uint32) for row in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
-def _is_bytes(tokenizer: Any) -> bool:
+def _is_bytes(tokenizer: Tokenizer) -> bool:
     return tokenizer.normalizer is None and tokenizer.get_vocab(with_added_tokens=False) == {_letter(byte): byte for byte in range(256)}
 
 
-def batched(items: Iterable[Any], size: int, weight: Callable[[Any], int] = lambda item: 1) -> Iterator[list[Any]]:
+def batched(items: Iterable[T], size: int, weight: Callable[[T], int] = lambda item: 1) -> Iterator[list[T]]:
     """Lists of items, each closed once its weights reach `size`: bounds what is encoded at once."""
-    held: list[Any] = []
+    held: list[T] = []
     total = 0
     for item in items:
         held.append(item)

@@ -8,10 +8,10 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from tokmix.core.optional import np
-from tokmix.data.card import SplitCard, length_facts
+from tokmix.data.card import FileFacts, SplitCard, length_facts
 from tokmix.data.tokens import TARGETS, shard_name
 
 SHARD_TOKENS = 2**27  # 256 MiB of uint16
@@ -30,7 +30,7 @@ class _File:
         self.digest.update(data)
         self.size += len(data)
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> FileFacts:
         self.file.flush()
         os.fsync(self.file.fileno())  # before the rename that makes the folder valid: see folder.py
         self.file.close()
@@ -49,7 +49,7 @@ class SplitWriter:
         self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
         self.rows = self.tokens = self.bytes = self.truncated = 0
         self.lengths: Counter[int] = Counter()
-        self.files: dict[str, dict[str, Any]] = {}
+        self.files: dict[str, FileFacts] = {}
         self._ids: list[np.ndarray] = []
         self._held = 0
         self._shard: _File | None = None
@@ -141,6 +141,6 @@ class _Column:
         self.file.write(np.array(self.held, dtype=self.dtype))
         self.held = []
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> FileFacts:
         self._flush()
         return self.file.close()

@@ -9,7 +9,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from tokmix.data.read.files import Part, place
 from tokmix.data.read.lines import LONGEST_LINE, chunks
@@ -40,7 +39,7 @@ class ClassFolders(Part):
     def columns(self) -> list[str]:
         return list(COLUMNS)
 
-    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[object]]]:
         for column in columns:
             place(self.name, COLUMNS, column)
         for number, (path, label) in enumerate(self.files, 1):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from tokmix.data.read.files import File, place
 from tokmix.data.read.lines import lines
@@ -25,7 +24,7 @@ class FastText(File):
     def columns(self) -> list[str]:
         return list(COLUMNS)
 
-    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[object]]]:
         for column in columns:
             place(self.name, COLUMNS, column)
         for number, line in lines(self.path, self.encoding):
@@ -34,8 +33,8 @@ class FastText(File):
                 yield number, [values[column] for column in columns]
 
 
-def _parsed(line: str) -> dict[str, Any]:
-    labels, rest = [], line.strip()
+def _parsed(line: str) -> dict[str, str | list[str]]:
+    labels, rest = list[str](), line.strip()
     while rest.startswith(MARK):
         word, _, rest = rest.partition(" ")
         labels.append(word.removeprefix(MARK).strip())

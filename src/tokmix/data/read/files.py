@@ -12,13 +12,16 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tokmix.core.checks import nearest, one_of
 from tokmix.core.optional import need
 from tokmix.data.read import stdin
 from tokmix.data.read.lines import LONGEST_LINE, chunks, is_packed, lines
 from tokmix.data.split import split_of_path
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 HUB = "hub:"  # nothing else ever asks the hub: a mistyped name of a folder must not
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
@@ -52,7 +55,7 @@ class Part(ABC):
     def columns(self) -> list[str]: ...
 
     @abstractmethod
-    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[object]]]:
         """(line or row number, the values of these columns)."""
 
 
@@ -68,7 +71,7 @@ class Text(File):
     def columns(self) -> list[str]:
         return []
 
-    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[object]]]:
         raise AssertionError("plain text has no rows")
 
     def chunks(self) -> Iterator[str]:
@@ -98,7 +101,7 @@ class Delimited(File):
             return [field.strip() for field in fields]
         raise ValueError(f"{self.name} is empty")
 
-    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[object]]]:
         names = self.columns()
         picked = [place(self.name, names, column) for column in columns]
         records = self._records()
@@ -139,7 +142,7 @@ class Delimited(File):
 class Parquet(File):
     unit = "row"
 
-    def _open(self) -> Any:
+    def _open(self) -> ParquetFile:
         if is_packed(self.path):
             raise ValueError(f"{self.name} is gzip, and parquet is read from its end: unpack it (it is compressed inside already)")
         try:
@@ -157,7 +160,7 @@ class Parquet(File):
             noted = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
         return noted.get("info", {}).get("features", {}).get(column, {}).get("names")
 
-    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[object]]]:
         names = self.columns()
         for column in columns:
             place(self.name, names, column)
@@ -170,7 +173,7 @@ class Parquet(File):
                     yield number, name_classes(self.where(number), list(values), known)
 
 
-def name_classes(where: str, values: list[Any], known: dict[int, list[str]]) -> list[Any]:
+def name_classes(where: str, values: list[object], known: dict[int, list[str]]) -> list[object]:
     """Numbers of classes -> their names; a negative number is how `datasets` marks a row without a label."""
     for i, names in known.items():
         number = values[i]

@@ -8,11 +8,14 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tokmix.core.optional import need
 from tokmix.data.read.files import Part, name_classes, place
 from tokmix.data.split import split_of_name
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
 
 PATIENCE = 5.0  # seconds for the hub to answer
 
@@ -20,7 +23,7 @@ PATIENCE = 5.0  # seconds for the hub to answer
 class HubSplit(Part):
     unit = "row"
 
-    def __init__(self, name: str, split: str | None, table: Any, paths: Sequence[Path] = ()):
+    def __init__(self, name: str, split: str | None, table: Dataset, paths: Sequence[Path] = ()):
         super().__init__(name, split, paths)
         self.table = table
 
@@ -33,7 +36,7 @@ class HubSplit(Part):
     def classes(self, column: str) -> list[str] | None:
         return getattr(self.table.features[column], "names", None)
 
-    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[object]]]:
         names = self.columns()
         for column in columns:
             place(self.name, names, column)
@@ -107,7 +110,7 @@ def _quiet() -> Iterator[None]:
         log.setLevel(before)
 
 
-def _parts(name: str, loaded: Any, folder: Path | None) -> list[Part]:
+def _parts(name: str, loaded: Dataset | DatasetDict, folder: Path | None) -> list[Part]:
     tables = dict(loaded) if hasattr(loaded, "keys") else {"": loaded}
     parts: list[Part] = []
     for split, table in tables.items():

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from tokmix.data.read.files import File, Part, place
 from tokmix.data.read.lines import LONGEST_LINE, chunks, lines
 
+T = TypeVar("T")
 FIRST = 100  # objects whose keys are the columns: the first alone may lack some
 
 
@@ -31,7 +32,7 @@ class JsonLines(File):
             raise ValueError(f"{self.name} is empty")
         return keys
 
-    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[object]]]:
         names = self.columns()
         for column in columns:
             place(self.name, names, column)
@@ -42,7 +43,7 @@ class JsonLines(File):
                 raise ValueError(f"{self.where(number)}: has no {missing[0]!r}; it has {', '.join(row)} ({other})")
             yield number, [row[column] for column in columns]
 
-    def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _objects(self) -> Iterator[tuple[int, dict[str, object]]]:
         for number, line in lines(self.path, self.encoding):
             if not line.strip():
                 continue
@@ -52,7 +53,7 @@ class JsonLines(File):
                 raise ValueError(f"{self.where(number)}: not JSON ({error.msg})") from None
             yield number, self._checked(number, row, line)
 
-    def _decoded(self, number: int, decode: Callable[[str], Any], written: str) -> Any:
+    def _decoded(self, number: int, decode: Callable[[str], T], written: str) -> T:
         """JSON that is right and beyond what Python reads is an error here; JSON that is wrong, or not whole, is the caller's."""
         try:
             return decode(written)
@@ -63,7 +64,7 @@ class JsonLines(File):
         except ValueError:  # Python reads whole numbers up to a length
             raise ValueError(f"{self.where(number)}: a whole number with too many digits to read") from None
 
-    def _checked(self, number: int, row: Any, written: str) -> dict[str, Any]:
+    def _checked(self, number: int, row: object, written: str) -> dict[str, object]:
         if not isinstance(row, dict):
             raise ValueError(f'{self.where(number)}: {type(row).__name__} where an object such as {{"text": ...}} was expected')
         if "\\ud" in written.lower():  # half of a surrogate pair is valid JSON and invalid text
@@ -74,11 +75,11 @@ class JsonLines(File):
 class JsonArray(JsonLines):
     unit = "object"
 
-    def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _objects(self) -> Iterator[tuple[int, dict[str, object]]]:
         for number, (row, written) in enumerate(self._items(), 1):
             yield number, self._checked(number, row, written)
 
-    def _items(self) -> Iterator[tuple[Any, str]]:
+    def _items(self) -> Iterator[tuple[object, str]]:
         """(value, how it was written) of each item of the array; no more than one item and a piece of the file in memory."""
         decoder, pieces, done = json.JSONDecoder(), chunks(self.path, self.encoding), 0
         rest = _more("", pieces)[1:]
@@ -94,7 +95,7 @@ class JsonArray(JsonLines):
             yield value, rest[:end]
             rest, done = rest[end:], done + 1
 
-    def _decode(self, decoder: json.JSONDecoder, rest: str, pieces: Iterator[str], number: int) -> tuple[Any, int, str]:
+    def _decode(self, decoder: json.JSONDecoder, rest: str, pieces: Iterator[str], number: int) -> tuple[object, int, str]:
         """The next value, reading on as long as it is not whole -> (value, where it ends in the text, that text)."""
         while True:
             try:

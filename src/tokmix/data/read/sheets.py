@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 from zipfile import BadZipFile
 
 from tokmix.core.checks import one_of
 from tokmix.core.optional import need
 from tokmix.data.read.files import File, place
+
+if TYPE_CHECKING:
+    from openpyxl import Workbook
 
 
 class _Sheets(File):
@@ -42,7 +45,7 @@ class _Sheets(File):
 class Xlsx(_Sheets):
     """Cells of a sheet; its first row names the columns. Numbers and dates come as text, as a csv would hold them."""
 
-    def _book(self) -> Any:
+    def _book(self) -> Workbook:
         try:
             return need("openpyxl", f"reading {self.name}").load_workbook(self.path, read_only=True, data_only=True)
         except (BadZipFile, KeyError, OSError) as error:
@@ -59,7 +62,7 @@ class Xlsx(_Sheets):
             return [_text(cell) for cell in cells]
         raise ValueError(f"{self.name} is empty")
 
-    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[object]]]:
         names = self.columns()
         picked = [place(self.name, names, column) for column in columns]
         records = self._records()
@@ -67,14 +70,14 @@ class Xlsx(_Sheets):
         for number, cells in records:
             yield number, [_text(cells[i]) if i < len(cells) else "" for i in picked]
 
-    def _records(self) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    def _records(self) -> Iterator[tuple[int, tuple[object, ...]]]:
         with closing(self._book()) as book:
             for number, cells in enumerate(book[self.chosen].iter_rows(values_only=True), 1):
                 if any(cell is not None for cell in cells):
                     yield number, cells
 
 
-def _text(cell: Any) -> str:
+def _text(cell: object) -> str:
     if cell is None:
         return ""
     if isinstance(cell, float) and cell.is_integer():  # a workbook keeps 3 as 3.0
@@ -88,7 +91,7 @@ class Sqlite(_Sheets):
     def _open(self) -> sqlite3.Connection:
         return sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True)
 
-    def _ask(self, question: str) -> Iterator[tuple[Any, ...]]:
+    def _ask(self, question: str) -> Iterator[tuple[object, ...]]:
         try:
             with closing(self._open()) as base:
                 yield from base.execute(question)
@@ -97,12 +100,12 @@ class Sqlite(_Sheets):
 
     def _names(self) -> list[str]:
         made = self._ask("select name from sqlite_master where type in ('table', 'view') and name not like 'sqlite_%' order by name")
-        return [name for (name,) in made]
+        return [str(name) for (name,) in made]
 
     def columns(self) -> list[str]:
-        return [row[1] for row in self._ask(f"pragma table_info({_quoted(self.chosen)})")]
+        return [str(row[1]) for row in self._ask(f"pragma table_info({_quoted(self.chosen)})")]
 
-    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, list[object]]]:
         names = self.columns()
         for column in columns:
             place(self.name, names, column)
