@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokmix.core.checks import is_there
+from tokmix.runs.files import JsonObject
 
 if TYPE_CHECKING:
     from tokmix.study.cost.paper import PaperTable
@@ -19,7 +20,7 @@ DIM, VOCAB, FARTHEST = 256, 30522, 32768
 
 @dataclass(frozen=True)
 class Costs:
-    record: dict[str, Any]  # {"stacks": [...], "crossings": [...]} or {"results": [...]}
+    record: JsonObject  # {"stacks": [...], "crossings": [...]} or {"results": [...]}
     text: str  # the same for people
     equal: bool = True  # with check=True: whether the formulas agree with torch's operation counter
 
@@ -91,7 +92,7 @@ def _stacks(
     dim, vocab, farthest = (default if given is None else given for given, default in ((dim, DIM), (vocab, VOCAB), (farthest, FARTHEST)))
     shape = stacks.Shape(dim, vocab, "auto" if feed_forward is None else feed_forward, causal)
     priced = [stacks.Priced(one, lengths, shape, farthest) for one in names]
-    found: dict[str, Any] = {"stacks": [one.record() for one in priced]}
+    found: JsonObject = {"stacks": [one.record() for one in priced]}
     printed: PaperTable | None = None
     parts, equal = [show.stack_tables(one) for one in priced], True
     if check:

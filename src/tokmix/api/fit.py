@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from tokmix.api.data import Data, as_path
 from tokmix.api.model import TrainedModel, load
 from tokmix.api.settings import Kept, full_names, output_folder, settings_of, told
+from tokmix.runs.files import JsonObject
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Run:
     """A run that has ended. Its folder holds model/, log.jsonl and checkpoints/."""
 
     folder: Path  # a temporary one where no `out` was given: it lives as long as this object or its model
-    record: dict[str, Any]  # what model/training.json holds
+    record: JsonObject  # what model/training.json holds
     _kept: Kept | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -32,12 +32,12 @@ class Run:
         return str(self.record["task"])
 
     @property
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> JsonObject:
         """On the split `record["split"]`; empty where the data has neither test nor valid."""
         return dict(self.record["figures"])
 
     @property
-    def cost(self) -> dict[str, Any]:
+    def cost(self) -> JsonObject:
         return dict(self.record["cost"])
 
     @cached_property

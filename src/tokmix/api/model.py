@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tokmix.api.data import Data, Frame, as_path
 from tokmix.api.settings import Kept, told
+from tokmix.runs.files import JsonObject
 
 if TYPE_CHECKING:
     import numpy as np
+    from tokenizers import Tokenizer
 
     from tokmix.core.model import Model
     from tokmix.study.explain.run import Explained
@@ -50,7 +52,7 @@ class TrainedModel:
         return self._trained.folder
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JsonObject:
         """What training.json holds: task, classes, columns, data, figures, cost, settings."""
         return self._trained.record
 
@@ -69,14 +71,14 @@ class TrainedModel:
         return self._trained.model
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizers.Tokenizer."""
         return self._trained.tokenizer
 
     def __repr__(self) -> str:
         return f"TrainedModel({str(self.folder)!r}, task={self.task!r}, stack={self.model.config.stack!r})"
 
-    def answers(self, texts: Texts) -> Iterator[dict[str, Any]]:
+    def answers(self, texts: Texts) -> Iterator[JsonObject]:
         """What `tokmix predict` prints, one for each text as it comes: text, label and probabilities, or text and score."""
         from tokmix.training.predict import Predictor
 
@@ -106,7 +108,7 @@ class TrainedModel:
         found = np.asarray(embedded(self.model, self._encoded(list(self._many(texts)))))
         return found[0] if self._is_one(texts) else found
 
-    def evaluate(self, data: Data, split: str | None = None, **reading: object) -> dict[str, Any]:
+    def evaluate(self, data: Data, split: str | None = None, **reading: object) -> JsonObject:
         """The figures on data. reading: how it is read, as options of `tokmix eval` (text, label, header, encoding ...)."""
         from tokmix.training.evaluate import figures
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tokmix.api.data import Data, as_path
 from tokmix.api.settings import Kept, full_names, output_folder, settings_of, told
+from tokmix.runs.files import JsonObject
 
 SHAPES = "shapes"  # the built-in task; ./shapes for a folder of that name
 SEQUENCES = 1000  # of shapes to train on
@@ -18,15 +19,15 @@ TAKEN = ("train.epochs", "train.device", "train.seed")  # by the built-in task
 @dataclass(frozen=True)
 class Tuning:
     folder: Path  # of the trials; a temporary one where no `out` was given, which lives as long as this object
-    record: dict[str, Any]  # what tune.json holds
+    record: JsonObject  # what tune.json holds
     _kept: Kept | None = field(default=None, repr=False, compare=False)
 
     @property
-    def trials(self) -> list[dict[str, Any]]:
+    def trials(self) -> list[JsonObject]:
         return list(self.record["trials"])
 
     @property
-    def best(self) -> dict[str, Any] | None:
+    def best(self) -> JsonObject | None:
         """The settings of the best trial, to be given to `train`; None where every trial diverged."""
         first = self.record["best"]
         if first is None:
@@ -76,7 +77,7 @@ def tune(
 @dataclass(frozen=True)
 class Comparison:
     folder: Path  # of the runs; a temporary one where no `out` was given, which lives as long as this object
-    record: dict[str, Any]  # what compare.json holds
+    record: JsonObject  # what compare.json holds
     _kept: Kept | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -140,7 +141,7 @@ OWN = "model and training are the paper's; give --n, --epochs, --seeds, --fracti
 def _shapes(
     stacks: Sequence[str], folder: Path, given: Mapping[str, Any], match: str | None, n: int | None, seeds: int,
     fractions: Sequence[float], jobs: int | None, resume: bool, imports: Sequence[str | Path], verbose: bool,
-) -> dict[str, Any]:  # fmt: skip
+) -> JsonObject:  # fmt: skip
     from tokmix.study.compare.shapes import compare as run
     from tokmix.training.imports import import_files
 

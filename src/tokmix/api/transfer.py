@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tokmix.runs.files import JsonObject
+
 
 def transfer(
     teacher: str | Path,
@@ -16,7 +18,7 @@ def transfer(
     imports: Sequence[str | Path] = (),
     verbose: bool = False,
     **settings: Any,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Write the new folder `out`, with the model in out/model -> the record of the run (model/transfer.json).
 
     teacher   a folder that save_pretrained wrote, with its tokenizer.json
