@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from importlib import resources
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio.to_thread
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -16,7 +16,8 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokmix.pages.play import ask
-from tokmix.pages.play.engine import Engine
+from tokmix.pages.play.engine import Engine, Facts
+from tokmix.runs.files import JsonObject
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
@@ -133,14 +134,14 @@ def create(engine: Engine, hosts: Sequence[str] | None = None) -> FastAPI:
     return app
 
 
-def _file(content: bytes, kind: str) -> Callable[[Request], Any]:
+def _file(content: bytes, kind: str) -> Callable[[Request], Awaitable[Response]]:
     async def send(request: Request) -> Response:
         return Response(content, media_type=kind)
 
     return send
 
 
-def _texts(engine: Engine, given: dict[str, Any]) -> list[str]:
+def _texts(engine: Engine, given: JsonObject) -> list[str]:
     if engine.pair and "text2" not in given:
         raise HTTPException(422, "this model reads two texts: the field 'text2' is missing")
     if not engine.pair and "text2" in given:
@@ -156,7 +157,7 @@ async def _compute(work: Callable[[], Answer]) -> Answer:
         raise HTTPException(422, str(error)) from None
 
 
-async def _lines(tokens: Iterator[dict[str, Any]], room: Any) -> AsyncIterator[str]:
+async def _lines(tokens: Iterator[Facts], room: AbstractContextManager[None]) -> AsyncIterator[str]:
     """A line of JSON a token; ends early when the reader has gone."""
     try:
         while (token := await anyio.to_thread.run_sync(next, tokens, None)) is not None:

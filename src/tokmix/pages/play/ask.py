@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import HTTPException, Request
 
 from tokmix.core.checks import nearest
+from tokmix.runs.files import JsonObject
 
 BODY = 64 * 1024  # bytes
 TEXT = 8000  # letters
@@ -45,7 +46,7 @@ def refuse(status: int, why: str) -> HTTPException:
     return HTTPException(status, why)
 
 
-async def read(request: Request, fields: dict[str, Field]) -> dict[str, Any]:
+async def read(request: Request, fields: dict[str, Field]) -> JsonObject:
     """The JSON object of a request, checked against the fields."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # also keeps other sites' forms out: a browser asks first before it sends this type for them
@@ -102,7 +103,7 @@ def _checked(name: str, value: Any, field: Field) -> Any:
     return value
 
 
-def _text(name: str, value: Any, field: Field) -> str:
+def _text(name: str, value: object, field: Field) -> str:
     if not isinstance(value, str):
         raise refuse(422, f"{name} should be a text, not {_kind(value)}")
     if field.known:
@@ -120,6 +121,6 @@ def _text(name: str, value: Any, field: Field) -> str:
     return value
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(type(value), f"the number {value!r}"[:60])

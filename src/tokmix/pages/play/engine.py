@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -27,6 +26,7 @@ from tokmix.training.eval_data import data_beside
 from tokmix.training.model_folder import Trained
 from tokmix.training.predict import Predictor
 
+Facts = dict[str, object]  # becomes JSON
 MAP_TOKENS = 96
 MAP_SAMPLES = (4, 16)  # at least, at most: what a pause in typing has time for
 WORDS = 120  # of a text, left out one by one
@@ -57,7 +57,7 @@ class Player:
         cost = self.trained.model.cost(tokens)
         return cost.matmul + cost.pointwise
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         model = self.trained.model
         return {
             "name": self.name, "stack": model.config.stack, "parameters": model.parameter_count(), "untrained": self.untrained,
@@ -94,20 +94,20 @@ class Engine:
         self.players = {"main": Player(main, names[0]), "other": beside(main) if other is None else Player(other, names[1])}
         self.lock = threading.Lock()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         return {
             "task": self.task, "pair": self.pair, "labels": self.labels, "map_tokens": MAP_TOKENS, "context": CONTEXT,
             "main": self.players["main"].facts(), "other": self.players["other"].facts(), "examples": self.examples(),
         }  # fmt: skip
 
-    def predict(self, texts: Sequence[str]) -> dict[str, Any]:
+    def predict(self, texts: Sequence[str]) -> Facts:
         """Probabilities or a score by the model, and the time and FLOPs of both models."""
         ids, cut = self.players["main"].ids(texts)
         if len(ids) > CONTEXT:
             raise ValueError(f"the text has {len(ids):,} tokens, and at most {CONTEXT:,} are taken: give a shorter one")
         return {"tokens": len(ids), "cut": cut, **{name: self._answer(player, texts) for name, player in self.players.items()}}
 
-    def _answer(self, player: Player, texts: Sequence[str]) -> dict[str, Any]:
+    def _answer(self, player: Player, texts: Sequence[str]) -> Facts:
         ids, _ = player.ids(texts)
         row = torch.tensor([ids], device=player.trained.model.embedding.weight.device)
         with self.lock:
@@ -118,12 +118,12 @@ class Engine:
         return {**shown, "ms": took, "flops": player.flops(len(ids))}
 
     @torch.inference_mode()
-    def _read(self, player: Player, row: torch.Tensor) -> dict[str, Any]:
+    def _read(self, player: Player, row: torch.Tensor) -> Facts:
         """Of a model that has nothing to say about a text as a whole: it reads it."""
         player.trained.model(row)
         return {}
 
-    def words(self, texts: Sequence[str]) -> dict[str, Any]:
+    def words(self, texts: Sequence[str]) -> Facts:
         """Which words made the label or the score, as stretches of the text and as lines."""
         player = self.players["main"]
         if self.task not in LABELLED:
@@ -148,7 +148,7 @@ class Engine:
         rows = bag_texts(trained.tokenizer, trained.roles, trained.pair, [split.row(i).tolist() for i in range(min(len(split), EXAMPLES))])
         return [[row] if isinstance(row, str) else list(row) for row in rows]
 
-    def maps(self, texts: Sequence[str], player: str = "main", layer: int | None = None) -> dict[str, Any]:
+    def maps(self, texts: Sequence[str], player: str = "main", layer: int | None = None) -> Facts:
         """Of one layer, of the whole stack (0), or of all. Long texts get fewer random directions: the page does not wait long."""
         chosen = self.players[player]
         ids, cut = chosen.ids(texts)
@@ -167,7 +167,7 @@ class Engine:
         temperature: float = 0.8,
         top_k: int | None = None,
         seed: int | None = None,
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[Facts]:
         """A record a token: its text, its milliseconds, and how many numbers the model keeps of all it has read."""
         trained = self.players[player].trained
         if self.task != "lm":
@@ -183,7 +183,7 @@ class Engine:
         )
         return self._timed(trained, start, stream, end)
 
-    def _timed(self, trained: Trained, start: list[int], stream: Iterator[tuple[int, int]], end: int) -> Iterator[dict[str, Any]]:
+    def _timed(self, trained: Trained, start: list[int], stream: Iterator[tuple[int, int]], end: int) -> Iterator[Facts]:
         ids, shown = list(start), ""
         before = trained.tokenizer.decode(start[1:])
         while True:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tokmix.core.checks import check_text
 from tokmix.pages.report import html, maps, series, tables
@@ -14,6 +13,8 @@ from tokmix.runs.files import write_text
 from tokmix.study import checkout
 from tokmix.study.explain.words import pieces
 from tokmix.training.imports import import_files
+
+Charts = dict[str, series.Chart]
 
 
 def write(
@@ -52,7 +53,7 @@ def _check_words(text: str | None, title: str | None) -> None:
 
 
 def build(found: Found, text: str | None, title: str | None) -> str:
-    colours, charts = series.Colours(), dict[str, Any]()
+    colours, charts = series.Colours(), Charts()
     sections = [
         *(checkout.load("report_section").sections(found, charts) if found.papers else []),
         _runs(found, charts, colours),
@@ -68,7 +69,7 @@ def build(found: Found, text: str | None, title: str | None) -> str:
     return page(title or "tokmix: " + ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else ""), sections, charts)
 
 
-def _chart(charts: dict[str, Any], name: str, made: Any, label: str) -> str:
+def _chart(charts: Charts, name: str, made: series.Chart | None, label: str) -> str:
     """Its place on the page; nothing where there is nothing to draw."""
     if made is None:
         return ""
@@ -76,7 +77,7 @@ def _chart(charts: dict[str, Any], name: str, made: Any, label: str) -> str:
     return html.chart(name, label)
 
 
-def _runs(found: Found, charts: dict[str, Any], colours: series.Colours) -> str:
+def _runs(found: Found, charts: Charts, colours: series.Colours) -> str:
     ended = [run for run in found.runs if run.record is not None]
     parts = [
         html.paragraph(tables.verdict(found.runs), "verdict"),
@@ -101,7 +102,7 @@ def _runs(found: Found, charts: dict[str, Any], colours: series.Colours) -> str:
     return html.section("results", "Results", *parts)
 
 
-def _compares(found: Found, charts: dict[str, Any], colours: series.Colours) -> list[str]:
+def _compares(found: Found, charts: Charts, colours: series.Colours) -> list[str]:
     sections = []
     for place, group in enumerate(found.compares):
         low = _chart(charts, f"low-{place}", series.low_resource(group, colours), "score against the share of the training data")
@@ -118,7 +119,7 @@ def _compares(found: Found, charts: dict[str, Any], colours: series.Colours) -> 
     return sections
 
 
-def _tunes(found: Found, charts: dict[str, Any], colours: series.Colours) -> list[str]:
+def _tunes(found: Found, charts: Charts, colours: series.Colours) -> list[str]:
     sections = []
     if found.tunes:
         expected = _chart(charts, "evp", series.evp(found.tunes, colours), "expected best score against trials")
@@ -130,7 +131,7 @@ def _tunes(found: Found, charts: dict[str, Any], colours: series.Colours) -> lis
     return sections
 
 
-def _learning(found: Found, charts: dict[str, Any], colours: series.Colours) -> str:
+def _learning(found: Found, charts: Charts, colours: series.Colours) -> str:
     """A chart for each task: losses of different ones do not share a scale."""
     shown, notes = series.chosen_runs(found)
     tasks = list(dict.fromkeys(str((run.record or {}).get("task", "not ended")) for _, _, run in shown))
@@ -151,7 +152,7 @@ def _words(shown: Sequence[maps.Shown]) -> str:
     return html.section("words", "Which words made the answer", html.paragraph(told, "note"), *parts) if parts else ""
 
 
-def _maps(shown: Sequence[maps.Shown], notes: Sequence[str], charts: dict[str, Any]) -> str:
+def _maps(shown: Sequence[maps.Shown], notes: Sequence[str], charts: Charts) -> str:
     made = [one.maps for one in shown]
     if made:
         charts["maps"] = {"maps": made}

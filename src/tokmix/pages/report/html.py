@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
@@ -51,7 +50,7 @@ class Cell:
         return repr(self.value)
 
 
-def cell(value: Any) -> Cell:
+def cell(value: object) -> Cell:
     """Numbers in a few digits, the exact one for sorting; None as a dash."""
     if isinstance(value, Cell):
         return value
@@ -72,7 +71,7 @@ def short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "") -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:
     """A table whose columns can be sorted; nothing where there are no rows."""
     if not rows:
         return ""
@@ -111,12 +110,12 @@ def chart(name: str, label: str) -> str:
     return _part("chart", name, label)
 
 
-def data(known: Any) -> str:
+def data(known: object) -> str:
     """JSON inside a page: no '<' can end the block, and NaN, which JSON has not, is null."""
     return json.dumps(_plain(known), ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, dict):

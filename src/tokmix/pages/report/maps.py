@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokmix.data.prepare.targets import LABELLED
 from tokmix.pages.report.read import Found, number, rows
+from tokmix.runs.files import JsonObject
 from tokmix.study.explain import run as explain
 from tokmix.study.explain.words import Attribution, attribute
 from tokmix.training import model_folder
@@ -41,7 +41,7 @@ class Shown:
     """A model's answer to the text."""
 
     name: str
-    maps: dict[str, Any]  # for the page's script
+    maps: JsonObject  # for the page's script
     texts: list[str]  # one, or the two of a pair
     words: Attribution | None  # None: the model gives no label and no score
 

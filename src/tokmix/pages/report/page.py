@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
-from typing import Any
 
 from markupsafe import Markup
 
@@ -25,7 +24,7 @@ def asset(name: str) -> str:
     return (resources.files("tokmix.pages.report") / name).read_text(encoding="utf-8")
 
 
-def page(title: str, sections: Sequence[str], charts: dict[str, Any]) -> str:
+def page(title: str, sections: Sequence[str], charts: Mapping[str, object]) -> str:
     scripts = [asset("charts.js"), asset("page.js")]
     allowed = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in scripts)
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}; base-uri 'none'; form-action 'none'"

@@ -8,8 +8,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from tokmix.runs.files import JsonObject
+
+T = TypeVar("T")
 BEGUN = {"study.json": "tune", "asked.json": "compare"}  # what each writes first
 POINTS = 300  # of a curve: more than a page can show
 
@@ -20,13 +23,13 @@ class Run:
 
     name: str
     folder: Path
-    record: dict[str, Any] | None = None
-    log: list[dict[str, Any]] = field(default_factory=list)
+    record: JsonObject | None = None
+    log: list[JsonObject] = field(default_factory=list)
     note: str = ""
     source: str = "DATA"  # the data's name
 
     @property
-    def cost(self) -> dict[str, Any]:
+    def cost(self) -> JsonObject:
         return part(self.record, "cost")
 
 
@@ -36,7 +39,7 @@ class Group:
 
     name: str
     folder: Path
-    record: dict[str, Any]
+    record: JsonObject
     runs: dict[str, Run]  # by the run's folder, relative
 
 
@@ -46,7 +49,7 @@ class Paper:
 
     name: str
     folder: Path
-    results: dict[str, dict[str, Any]]
+    results: dict[str, JsonObject]
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def _run(path: Path, name: str) -> Run:
     return Run(name, path, None, log, "has not ended")
 
 
-def _source(path: Path, record: dict[str, Any]) -> str:
+def _source(path: Path, record: JsonObject) -> str:
     """What `train` was given: a file or folder by its name, of prepared data the folder's."""
     if folder := part(part(record, "data"), "prepared").get("folder"):
         return str(folder)
@@ -132,7 +135,7 @@ def _source(path: Path, record: dict[str, Any]) -> str:
     return made_of(record)
 
 
-def made_of(record: dict[str, Any]) -> str:
+def made_of(record: JsonObject) -> str:
     """Name of the one file that the data was prepared from."""
     files = rows(part(record, "data"), "source")
     return str(files[0].get("name", "DATA")) if len(files) == 1 else "DATA"
@@ -152,7 +155,7 @@ def _group(path: Path, name: str, kind: str, inner: str) -> Group:
     return Group(name, path, record, runs)
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> JsonObject:
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -162,7 +165,7 @@ def load(path: Path) -> dict[str, Any]:
     return known
 
 
-def _log(path: Path) -> list[dict[str, Any]]:
+def _log(path: Path) -> list[JsonObject]:
     """Whole entries only: the last line may have been cut off."""
     if not path.is_file():
         return []
@@ -177,7 +180,7 @@ def _log(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def thin(points: list[Any]) -> list[Any]:
+def thin(points: list[T]) -> list[T]:
     """At most POINTS of them, evenly, the last among them."""
     if len(points) <= POINTS:
         return points
@@ -185,25 +188,25 @@ def thin(points: list[Any]) -> list[Any]:
     return [points[round(i * step)] for i in range(POINTS)]
 
 
-def part(record: Any, name: str) -> dict[str, Any]:
+def part(record: object, name: str) -> JsonObject:
     """record[name] where that is an object, else nothing."""
     found = record.get(name) if isinstance(record, dict) else None
     return found if isinstance(found, dict) else {}
 
 
-def rows(record: dict[str, Any], name: str) -> list[dict[str, Any]]:
+def rows(record: JsonObject, name: str) -> list[JsonObject]:
     found = record.get(name)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
-def number(value: Any) -> float | None:
+def number(value: object) -> float | None:
     """A finite number, or None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) else None
 
 
-def product(*values: Any) -> float | None:
+def product(*values: object) -> float | None:
     """Of numbers; None where one is missing."""
     found = [number(value) for value in values]
     return None if None in found else math.prod(value for value in found if value is not None)

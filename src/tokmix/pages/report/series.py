@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from tokmix.pages.report.read import Found, Group, Run, number, part, product, rows, thin
+from tokmix.runs.files import JsonObject
 
-Chart = dict[str, Any]
+Chart = dict[str, object]
 CURVES = 40  # of a chart
 BEST_TRIALS = 10  # whose learning curves are shown
 AGAINST = (("step", "steps"), ("tokens", "tokens"), ("seconds", "seconds"))
@@ -33,11 +33,11 @@ class Colours:
         return self.known.setdefault(name, len(self.known))
 
 
-def view(keys: Sequence[str], x: str, y: str, series: list[dict[str, Any]], log_x: bool = False) -> dict[str, Any]:
+def view(keys: Sequence[str], x: str, y: str, series: list[JsonObject], log_x: bool = False) -> JsonObject:
     return {"keys": list(keys), "x": {"label": x, "log": log_x}, "y": {"label": y, "log": False}, "series": series}
 
 
-def chart(dims: Sequence[str], views: Iterable[dict[str, Any]]) -> Chart | None:
+def chart(dims: Sequence[str], views: Iterable[JsonObject]) -> Chart | None:
     """None where no view has a point."""
     filled = [one for one in views if any(series["x"] for series in one["series"])]
     return {"dims": list(dims), "views": filled} if filled else None
@@ -72,7 +72,7 @@ def chosen_runs(found: Found) -> tuple[list[tuple[str, str, Run]], list[str]]:
     return shown[:CURVES], notes
 
 
-def _best(group: Group) -> list[dict[str, Any]]:
+def _best(group: Group) -> list[JsonObject]:
     """Trials, the best first; diverged ones last, as their score is none they reached."""
     sign = -1 if group.record.get("higher_is_better", True) else 1
     known = [
@@ -94,7 +94,7 @@ def learning(shown: list[tuple[str, str, Run]], colours: Colours) -> Chart | Non
     return chart(("figure", "against"), views)
 
 
-def _curve(run: Run, figure: str, key: str) -> dict[str, Any]:
+def _curve(run: Run, figure: str, key: str) -> JsonObject:
     name, _, where = figure.rpartition(", ")
     points, last = [], 0.0
     for entry in run.log:
@@ -120,7 +120,7 @@ def evp(tunes: Sequence[Group], colours: Colours) -> Chart | None:
     return chart(("drawn", "against"), views)
 
 
-def _expected(group: Group, how: str, against: str, colours: Colours) -> dict[str, Any] | None:
+def _expected(group: Group, how: str, against: str, colours: Colours) -> JsonObject | None:
     known = part(part(group.record, "evp"), how)
     means, spreads = known.get("mean") or [], known.get("deviation") or []
     unit: float | None = 1.0
@@ -142,7 +142,7 @@ def _expected(group: Group, how: str, against: str, colours: Colours) -> dict[st
     }  # fmt: skip
 
 
-def _trial_cost(trial: dict[str, Any], against: str) -> float | None:
+def _trial_cost(trial: JsonObject, against: str) -> float | None:
     cost = {"seconds": trial.get("seconds"), **part(trial, "cost"), "trials": 1}
     return COSTS[against](cost)
 
@@ -171,7 +171,7 @@ def trials(group: Group, colours: Colours) -> Chart | None:
     return chart(("parameter",), views)
 
 
-def scatter(name: str, colour: int, points: Sequence[tuple[float, float, str]], **more: Any) -> dict[str, Any]:
+def scatter(name: str, colour: int, points: Sequence[tuple[float, float, str]], **more: object) -> JsonObject:
     return {
         "name": name,
         "colour": colour,
@@ -216,7 +216,7 @@ def low_resource(group: Group, colours: Colours) -> Chart | None:
 
 def frontier(group: Group, colours: Colours) -> Chart | None:
     """Mean score against mean cost of every entry and fraction."""
-    points: list[tuple[str, str, float, dict[str, Any]]] = []
+    points: list[tuple[str, str, float, JsonObject]] = []
     sizes = {str(entry.get("name")): entry.get("parameters") for entry in rows(group.record, "entries")}
     for row in rows(group.record, "table"):
         entry, fraction, mean = str(row.get("entry")), row.get("fraction"), number(row.get("mean"))
@@ -232,9 +232,9 @@ def frontier(group: Group, colours: Colours) -> Chart | None:
     return frontier_of(points, str(group.record.get("metric", "score")), bool(group.record.get("higher_is_better", True)), colours)
 
 
-def _mean_cost(costs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _mean_cost(costs: Sequence[JsonObject]) -> JsonObject:
     costs = [cost for cost in costs if cost]
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for name in ("flops_training", "examples", "seconds", "energy_joules", "flops_forward", "parameters"):
         known = [value for cost in costs if (value := number(cost.get(name))) is not None]
         if known and len(known) == len(costs):
@@ -242,7 +242,7 @@ def _mean_cost(costs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def frontier_of(points: Sequence[tuple[str, str, float, dict[str, Any]]], metric: str, higher: bool, colours: Colours) -> Chart | None:
+def frontier_of(points: Sequence[tuple[str, str, float, JsonObject]], metric: str, higher: bool, colours: Colours) -> Chart | None:
     """points: (whose colour, label, score, cost). Each view has the Pareto front of what has that cost."""
     views = []
     for against, cost_of in COSTS.items():

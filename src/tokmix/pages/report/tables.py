@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 from tokmix.data.prepare.settings import PrepareSettings
 from tokmix.pages.report import html
 from tokmix.pages.report.html import Cell
 from tokmix.pages.report.read import Found, Group, Run, made_of, number, part, product, rows
+from tokmix.runs.files import JsonObject
 from tokmix.study.tune.store import hide_password
 from tokmix.training.mixture import BAG, BOTH
 from tokmix.training.settings import Settings
@@ -54,7 +54,7 @@ def baseline(run: Run) -> float | None:
 
 
 def results(runs: Sequence[Run]) -> str:
-    lines: list[list[Any]] = []
+    lines: list[list[object]] = []
     for run in runs:
         if run.record is None:
             lines.append([run.name, Cell(run.note), None, None])
@@ -97,17 +97,17 @@ def costs(runs: Sequence[Run]) -> str:
     return shown + html.details("Memory and energy", html.table(["run", "FLOPs forward", "tokens", "peak memory", "energy"], measured))
 
 
-def seconds(cost: dict[str, Any]) -> Any:
+def seconds(cost: JsonObject) -> Cell | None:
     value = number(cost.get("seconds"))
     return None if value is None else Cell(f"{value:,.1f} s", value)
 
 
-def memory(cost: dict[str, Any]) -> Any:
+def memory(cost: JsonObject) -> Cell | None:
     value = number(cost.get("peak_memory_bytes"))
     return None if value is None else Cell(f"{value / 2**20:,.0f} MiB ({cost.get('peak_memory_of', 'process')})", value)
 
 
-def energy(cost: dict[str, Any]) -> Any:
+def energy(cost: JsonObject) -> Cell | str:
     value = number(cost.get("energy_joules"))
     return "not measured" if value is None else Cell(f"{html.short(value)} J ({cost.get('energy_source', 'unknown')})", value)
 
@@ -151,7 +151,7 @@ def _table(group: Group) -> str:
     }
     lines = []
     for entry in dict.fromkeys(str(row.get("entry")) for row in known):
-        line: list[Any] = [entry, sizes.get(entry)]
+        line: list[object] = [entry, sizes.get(entry)]
         for fraction in fractions:
             line.append(_mean(cells.get((entry, fraction)), best[fraction]))
         cost = part(cells.get((entry, fractions[-1])), "cost") if fractions else {}
@@ -172,7 +172,7 @@ def figure(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.4g}"
 
 
-def _mean(row: dict[str, Any] | None, best: float | None) -> Any:
+def _mean(row: JsonObject | None, best: float | None) -> Cell | None:
     mean = number(row.get("mean")) if row else None
     if row is None or mean is None:
         return None
@@ -195,7 +195,7 @@ def _tests(group: Group) -> str:
     return html.table(heads, lines, words)
 
 
-def _sure(value: Any) -> Any:
+def _sure(value: object) -> Cell | None:
     known = number(value)
     return None if known is None else Cell(html.short(known), known, strong=known < SURE)
 
@@ -255,7 +255,7 @@ def commands(found: Found) -> str:
     return "\n".join(parts)
 
 
-def _recorded(found: Found) -> list[tuple[str, dict[str, Any], str]]:
+def _recorded(found: Found) -> list[tuple[str, JsonObject, str]]:
     groups = []
     for group in [*found.compares, *found.tunes]:
         typed = str(group.record.get("command") or "not recorded")
@@ -291,7 +291,7 @@ def _prepare(run: Run) -> str:
     return shlex.join(words) + "\n"
 
 
-def _option(name: str, value: Any) -> list[str]:
+def _option(name: str, value: object) -> list[str]:
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
     return [f"--{name}", ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)]
