@@ -10,7 +10,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -24,6 +24,21 @@ from tokmix.training.optimizers import Optimizers
 from tokmix.training.sharding import Replicated, sharding
 
 LAYERS, LENGTH, VOCAB, ROUNDS = 6, 64, 8192, 5
+
+
+class Found(TypedDict):
+    """Seconds as median, least and most."""
+
+    processes: int
+    device: str
+    dim: int
+    bytes: int
+    copied_bytes: int
+    step_s: list[float]
+    step_beside_s: list[float]
+    wait_s: list[float]
+    pause_s: list[float]
+    to_disk_s: list[float]
 
 
 class _Training:
@@ -54,7 +69,7 @@ class _Training:
         return state.tensors_of(self.model, self.optimizers, [], None)
 
 
-def run(dim: int = 256, device: str | None = None, out: Path | None = None) -> dict[str, Any]:
+def run(dim: int = 256, device: str | None = None, out: Path | None = None) -> Found:
     with join_world(device) as world:
         training = _Training(dim, world)
         alone = [training.step() for _ in range(ROUNDS + 3)][3:]
@@ -76,7 +91,7 @@ def run(dim: int = 256, device: str | None = None, out: Path | None = None) -> d
             assert last is not None
             parts = [one.stat().st_size for one in ([last] if last.is_file() else last.glob("part-*"))]
             world.wait()
-        found = {
+        found: Found = {
             "processes": world.size, "device": str(world.device.type), "dim": dim, "bytes": sum(parts), "copied_bytes": max(parts),
             "step_s": _spread(alone), "step_beside_s": _spread(beside), "wait_s": _spread(waited), "pause_s": _spread(paused),
             "to_disk_s": _spread(written),
@@ -93,13 +108,14 @@ def _spread(seconds: list[float]) -> list[float]:
     return [statistics.median(seconds), min(seconds), max(seconds)] if seconds else []
 
 
-def _tell(found: dict[str, Any]) -> None:
-    def shown(name: str) -> str:
-        return "{:.3f} s ({:.3f} to {:.3f})".format(*found[name]) if found[name] else "none"
+def _tell(found: Found) -> None:
+    def shown(seconds: list[float]) -> str:
+        return "{:.3f} s ({:.3f} to {:.3f})".format(*seconds) if seconds else "none"
 
+    copied = found["copied_bytes"] / 1e6
     print(f"{found['processes']} processes, {found['device']}, dim {found['dim']}: a checkpoint of {found['bytes'] / 1e6:.0f} MB")
-    print(f"training waits in the background   {shown('pause_s')}, for a copy of {found['copied_bytes'] / 1e6:.0f} MB in each process")
-    print(f"training waits for the disk        {shown('wait_s')}")
-    print(f"to the disk in the background      {shown('to_disk_s')}")
-    print(f"a step alone                       {shown('step_s')}")
-    print(f"a step while it is written         {shown('step_beside_s')}")
+    print(f"training waits in the background   {shown(found['pause_s'])}, for a copy of {copied:.0f} MB in each process")
+    print(f"training waits for the disk        {shown(found['wait_s'])}")
+    print(f"to the disk in the background      {shown(found['to_disk_s'])}")
+    print(f"a step alone                       {shown(found['step_s'])}")
+    print(f"a step while it is written         {shown(found['step_beside_s'])}")

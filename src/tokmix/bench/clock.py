@@ -14,13 +14,12 @@ import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-Call = Callable[[], Any]
+Call = Callable[[], object]
 FLUSH = 512 * 2**20  # bytes written between replays: several times any L2
 SLOW = 1.0  # seconds from which one call is measure enough
 
@@ -73,6 +72,7 @@ class GpuClock(Clock):
             return Timing(one * 1e6, one * 1e6, one * 1e6, 1, "events", one * 1e6, peak)
         repeats = self._repeats(one)
         wall = _seconds(lambda: [call() for _ in range(repeats)]) / repeats
+        run: Call
         try:
             graph = self._captured(call)
             run, how = graph.replay, "graph"
@@ -126,9 +126,11 @@ class Live(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self.seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         given = {tensor.untyped_storage()._cdata for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
         for tensor in tree_leaves(out):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +52,7 @@ def _mixers(session: Session, context: int) -> dict[str, Callable[[], list[Mixer
     ladder = max(1, math.ceil(math.log2(context)))
     few = 1 if session.asked.quick else 2
 
-    def made(count: int, name: str, **options: Any) -> Callable[[], list[Mixer]]:
+    def made(count: int, name: str, **options: int) -> Callable[[], list[Mixer]]:
         make = lambda layer: create(name, dim, causal=True, max_len=context, layer=layer, **options)
         return lambda: [make(layer).to(session.device, session.dtype).requires_grad_(False) for layer in range(count)]
 

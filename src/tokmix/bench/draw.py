@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from tokmix.bench.table import Row
 from tokmix.show import plots
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 Series = dict[str, list[tuple[float, float]]]
 MARKS = "osD^vP*X"
 
@@ -29,7 +32,7 @@ def draw(path: Path, what: str, rows: Sequence[Row], title: str) -> Path | None:
     return path
 
 
-def _panel(axes: Any, name: str, series: Series, unit: str) -> None:
+def _panel(axes: Axes, name: str, series: Series, unit: str) -> None:
     for at, (label, points) in enumerate(series.items()):
         xs, ys = zip(*sorted(points), strict=True)
         colour = plots.INK if label.startswith("attention") else plots.COLOURS[at % len(plots.COLOURS)]
@@ -46,7 +49,7 @@ def _panel(axes: Any, name: str, series: Series, unit: str) -> None:
     axes.legend(fontsize=6, frameon=False)
 
 
-def _collect(rows: Sequence[Row], label: Any, y: str) -> Series:
+def _collect(rows: Sequence[Row], label: Callable[[Row], str], y: str) -> Series:
     found: Series = {}
     for row in rows:
         if row.get(y):

@@ -4,7 +4,7 @@ at its fastest and flash-linear-attention. A layer's kernels are checked against
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,21 @@ WAY = "forward+backward"
 TOKENS = 999  # at least that a check looks at: in HyperMLP one score that is rounded to the other sign turns a gradient on or off
 
 
+class Options(TypedDict, total=False):
+    tied: bool
+    heads: int
+    hidden: int
+    block: int
+    variant: str
+    shift: int
+
+
 @dataclass(frozen=True)
 class Made:
     name: str
     mixer: str
     causal: bool
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=lambda: Options())
 
 
 def layers(dim: int, head: int) -> list[Made]:

@@ -8,10 +8,33 @@ import os
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 PACKAGES = ("tokmix", "torch", "triton", "numpy", "transformers", "flash-linear-attention", "fla-core")
 SOURCE = Path(__file__).parent.parent
+
+
+class Code(TypedDict):
+    commit: str | None
+    changed: bool | None
+    source_sha256: str
+
+
+class Machine(TypedDict, total=False):
+    words: str
+    device: str
+    cpu: str
+    cores: int | None
+    threads: int
+    system: str
+    python: str
+    versions: dict[str, str]
+    gpu: str  # from here on: of a GPU alone
+    gpu_mib: int
+    processors: int
+    cuda: str | None
+    cudnn: int | None
+    code: Code
 
 
 def in_words() -> str:
@@ -21,10 +44,10 @@ def in_words() -> str:
     return f"{platform.machine()}, {torch.get_num_threads()} threads, {gpu}; Python {platform.python_version()}, torch {torch.__version__}"
 
 
-def describe(device: str) -> dict[str, Any]:
+def describe(device: str) -> Machine:
     import torch
 
-    found: dict[str, Any] = {
+    found: Machine = {
         "words": in_words(),
         "device": device,
         "cpu": _processor(),
@@ -41,7 +64,7 @@ def describe(device: str) -> dict[str, Any]:
     return found | {"code": code()}
 
 
-def code() -> dict[str, Any]:
+def code() -> Code:
     """The commit, whether the tree differs from it, and a hash of the package's own files, which needs no git."""
     digest = hashlib.sha256()
     for path in sorted(SOURCE.rglob("*.py")):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -121,7 +120,7 @@ def _linear_op() -> Callable[..., Tensor]:
         raise ImportError(f"flash-linear-attention is not installed ({error}): pip install flash-linear-attention") from error
 
     def op(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found: Any = chunk_linear_attn(q, k, v, normalize=False)
+        found: tuple[Tensor, Tensor | None] = chunk_linear_attn(q, k, v, normalize=False)
         return found[0]
 
     return op

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,9 +13,8 @@ from tokmix.bench import ceilings, machine
 from tokmix.bench.clock import Call, Clock, GpuClock, Timing
 from tokmix.bench.rule import Verdict
 from tokmix.bench.settings import Asked
+from tokmix.bench.table import Row
 from tokmix.runs.files import finite, write_json
-
-Row = dict[str, Any]
 
 
 def device_of(asked: str | None) -> str:

@@ -31,7 +31,7 @@ def lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
 
 def against_attention(rows: Sequence[Row]) -> Callable[[Row], float | None]:
     """How many times faster than the fastest attention of the same kind, way and length in the same run."""
-    best: dict[tuple[Any, ...], float] = {}
+    best: dict[tuple[object, ...], float] = {}
     for row in rows:
         if row["name"].startswith("attention"):
             key = (row["causal"], row.get("way"), row["N"])
@@ -90,7 +90,7 @@ def models(rows: Sequence[Row]) -> list[str]:
 
 
 def train(rows: Sequence[Row]) -> list[str]:
-    best: dict[tuple[Any, ...], float] = {}
+    best: dict[tuple[object, ...], float] = {}
     for row in rows:
         if row["name"].startswith("attention"):
             key = (row["model"], row["N"])

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -53,7 +52,7 @@ def run(session: Session) -> None:
 
 def _settings(session: Session, task: str) -> Settings:
     """The lab's own defaults, without what a plain loop would not do; on a GPU larger, so that there is something to compute."""
-    known: dict[str, Any] = {"train.holdout": 0.0, "train.token_dropout": 0.0, "train.average": 0.0, "train.steps": 10**6}
+    known: dict[str, float] = {"train.holdout": 0.0, "train.token_dropout": 0.0, "train.average": 0.0, "train.steps": 10**6}
     if session.asked.quick:
         known |= {"model.dim": 16, "train.tokens": 256, "model.length": 32}
     elif session.device == "cuda":

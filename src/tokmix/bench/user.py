@@ -23,7 +23,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tokmix.bench.session import Row, Session
 from tokmix.core.stack import parse
@@ -67,7 +66,7 @@ class Work:
     test: Path = field(default_factory=Path)
     predicted: Path = field(default_factory=Path)
 
-    def run(self, kind: str, args: Sequence[str] = (), **given: Any) -> Row | None:
+    def run(self, kind: str, args: Sequence[str] = (), **given: object) -> Row | None:
         """One process; None, and a note, where a rival is not installed. What fails ends the benchmark with the process's last line."""
         asked, found, log = (self.folder / name for name in ("given.json", "found.json", "log.txt"))
         env = dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {})
@@ -107,7 +106,7 @@ class Work:
         found |= {"rate": cost["tokens"] / cost["seconds"], "unit": "tokens/s", "parameters": cost["parameters"], "steps": cost["steps"]}
         return found, record
 
-    def add(self, what: str, by: str, found: Row | None, **more: Any) -> None:
+    def add(self, what: str, by: str, found: Row | None, **more: object) -> None:
         if found is not None:
             self.session.add({"name": what, "body": by, "device": self.device, "load": os.getloadavg()[0]} | found | more)
 

@@ -15,11 +15,69 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
-Given = dict[str, Any]
-Found = dict[str, Any]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tokmix.core.mixer import State
+
 LONGEST = 256  # tokens of a row of the BERT-shaped rival
+
+
+class Classified(Protocol):
+    """What BERT answers to a batch with labels."""
+
+    loss: Tensor
+    logits: Tensor
+
+
+class Shape(TypedDict):
+    """Of the trained model: its stack, and what else the loop builds it by."""
+
+    stack: str
+    dim: int
+    vocab: int
+    head: str
+    causal: bool
+    max_len: int | None
+
+
+class Given(TypedDict):
+    """GIVEN.json: the first are told to every kind, of the others those that it reads."""
+
+    kind: str
+    args: list[str]
+    device: str
+    spawned: float
+    rows: int
+    predict: str
+    modules: list[str]
+    train: str
+    test: str
+    tokenizer: str
+    seconds: float
+    dim: int
+    layers: int
+    feed_forward: int
+    vocab: int
+    prompt: int
+    new: int
+    config: Shape
+    tokens: int
+    length: int
+
+
+class Found(TypedDict, total=False):
+    """FOUND.json"""
+
+    absent: str
+    tokens_per_s: float
+    accuracy: float
+    rows_per_s: float
+    predicted_per_s: float
+    parameters: int
+    import_s: float
 
 
 class Process:
@@ -41,8 +99,8 @@ def command(process: Process) -> Found:
     at: list[float] = []
     step = Decoder.next
 
-    def timed(self: Decoder, *given: Any, **more: Any) -> Any:
-        made = step(self, *given, **more)
+    def timed(self: Decoder, ids: Tensor, state: State, *, position: int | None = None) -> tuple[Tensor, State]:
+        made = step(self, ids, state, position=position)
         at.append(time.time())
         return made
 
@@ -63,7 +121,7 @@ def svm(process: Process) -> Found:
     from sklearn.svm import LinearSVC
 
     process.imported()
-    (texts, labels), (test, expected) = (_table(process.given[split]) for split in ("train", "test"))
+    (texts, labels), (test, expected) = _table(process.given["train"]), _table(process.given["test"])
     began = time.time()
     model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), LinearSVC()).fit(texts, labels)
     fitted = time.time()
@@ -81,7 +139,7 @@ def bert(process: Process) -> Found:
 
     process.imported()
     given, device = process.given, process.given["device"]
-    (texts, labels), (test, expected) = (_table(given[split]) for split in ("train", "test"))
+    (texts, labels), (test, expected) = _table(given["train"]), _table(given["test"])
     tokenizer = Tokenizer.from_file(given["tokenizer"])
     names = sorted(set(labels))
     config = BertConfig(
@@ -94,7 +152,7 @@ def bert(process: Process) -> Found:
     model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5, fused=True)
 
-    def batches(texts: list[str], size: int, order: list[int]) -> Iterator[tuple[list[int], Any]]:
+    def batches(texts: list[str], size: int, order: list[int]) -> Iterator[tuple[list[int], Callable[..., Classified]]]:
         encoded = [one.ids[:LONGEST] for one in tokenizer.encode_batch(texts)]
         for start in range(0, len(texts), size):
             rows = order[start : start + size]
@@ -147,7 +205,7 @@ def gpt2(process: Process) -> Found:
         n_head=max(1, given["dim"] // 64), n_inner=given["feed_forward"], bos_token_id=0, eos_token_id=0, pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(0)
-    model: Any = GPT2LMHeadModel(config).eval()
+    model = GPT2LMHeadModel(config).eval()
     model.to(given["device"])
     ids = torch.randint(1, given["vocab"], (1, given["prompt"]), device=given["device"])
 
