@@ -6,7 +6,7 @@ import argparse
 import ast
 import inspect
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -20,17 +20,18 @@ def add_settings(parser: argparse.ArgumentParser, settings: type, prefix: str = 
         shown = notes.get(field.name, "")
         if field.default is not None:
             shown = f"{shown} (default: {field.default})".strip()
-        keep: dict[str, Any] = {"dest": prefix + field.name, "default": argparse.SUPPRESS, "help": shown.replace("%", "%%")}
+        dest, shown = prefix + field.name, shown.replace("%", "%%")
         if hints[field.name] in (bool, bool | None):
-            parser.add_argument(option, action=argparse.BooleanOptionalAction, **keep)
+            parser.add_argument(option, dest=dest, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=shown)
             continue
         read, choices = _reader(hints[field.name])
-        parser.add_argument(option, type=read, choices=choices, metavar=None if choices else "VALUE", **keep)
+        metavar = None if choices else "VALUE"
+        parser.add_argument(option, dest=dest, type=read, choices=choices, metavar=metavar, default=argparse.SUPPRESS, help=shown)
 
 
 def said(options: argparse.Namespace, settings: type, prefix: str = "") -> dict[str, Any]:
     """The fields that stood on the command line, by their full name."""
-    given: Mapping[str, Any] = vars(options)
+    given = vars(options)
     return {prefix + field.name: given[prefix + field.name] for field in fields(settings) if prefix + field.name in given}
 
 
@@ -46,7 +47,7 @@ def _notes(settings: type) -> dict[str, str]:
     return found
 
 
-def _reader(hint: Any) -> tuple[Any, list[Any] | None]:
+def _reader(hint: object) -> tuple[Callable[[str], object], list[str] | None]:
     """How to read a word of the command line as a value of that type, and the choices where there are few."""
     if typing.get_origin(hint) is typing.Literal:
         return str, list(typing.get_args(hint))

@@ -79,7 +79,7 @@ def _fresh(folder: Path) -> Iterator[None]:
         raise KeyboardInterrupt(f"stopped; the next demo starts anew, and replaces {folder}") from None
 
 
-def _equal(data: Path, given: dict[str, Any]) -> dict[str, Settings]:
+def _equal(data: Path, given: dict[str, object]) -> dict[str, Settings]:
     """Settings of both: the same but for the mixer, and the feed-forward width that makes them equal in parameters."""
     given = given | {"train.refit": False, "train.fit_time": False}  # both read the same rows as often
     plain = Settings.of(None, given | {"model.stack": TRANSFORMER})
