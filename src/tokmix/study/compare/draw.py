@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from tokmix.show.plots import COLOURS, GREY, INK, figure, log_ticks
+from tokmix.study.compare.records import Comparison, CostPart
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MARKERS = "osD^vPX*"
-AXES = {"flops": "FLOPs of training, forward and backward", "seconds": "seconds", "energy_joules": "joules"}
+AXES: dict[CostPart, str] = {"flops": "FLOPs of training, forward and backward", "seconds": "seconds", "energy_joules": "joules"}
 
 
-def draw(found: Mapping[str, Any], folder: Path, say: Callable[[str], None]) -> list[Path]:
+class Style(TypedDict):
+    color: str
+    marker: str
+
+
+def draw(found: Comparison, folder: Path, say: Callable[[str], None]) -> list[Path]:
     try:
         paths = [_costs(found, folder / "cost.png")]
         if len(found["fractions"]) > 1:
@@ -23,21 +33,21 @@ def draw(found: Mapping[str, Any], folder: Path, say: Callable[[str], None]) -> 
     return paths
 
 
-def _style(found: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _style(found: Comparison, name: str) -> Style:
     place = [entry["name"] for entry in found["entries"]].index(name)
     return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
 
 
-def _curves(found: Mapping[str, Any], path: Path) -> Path:
+def _curves(found: Comparison, path: Path) -> Path:
     """Bars are one deviation over seeds each way."""
     page = figure(7, 4.5)
     axes = page.add_subplot()
     for entry in found["entries"]:
-        rows = [row for row in found["table"] if row["entry"] == entry["name"] and row["mean"] is not None]
+        rows = [(row, mean) for row in found["table"] if row["entry"] == entry["name"] and (mean := row["mean"]) is not None]
         if rows:
-            spread = [row["deviation"] or 0.0 for row in rows]
+            spread = [row["deviation"] or 0.0 for row, _ in rows]
             axes.errorbar(
-                [100 * row["fraction"] for row in rows], [row["mean"] for row in rows], yerr=spread, label=entry["name"], capsize=3,
+                [100 * row["fraction"] for row, _ in rows], [mean for _, mean in rows], yerr=spread, label=entry["name"], capsize=3,
                 linewidth=1.4, markersize=5, **_style(found, entry["name"]),
             )  # fmt: skip
     axes.set_xscale("log")
@@ -48,19 +58,23 @@ def _curves(found: Mapping[str, Any], path: Path) -> Path:
     return _finish(page, axes, found, path)
 
 
-def _costs(found: Mapping[str, Any], path: Path) -> Path:
+def _costs(found: Comparison, path: Path) -> Path:
     """One panel for each cost that was measured. The line is the front: what lies on it is not beaten at its cost."""
     parts = [part for part in AXES if any(row["cost"][part] and row["mean"] is not None for row in found["table"])] or ["seconds"]
     page = figure(1 + 5 * len(parts), 4.5)
     for place, part in enumerate(parts):
         axes = page.add_subplot(1, len(parts), place + 1)
         for entry in found["entries"]:
-            rows = [r for r in found["table"] if r["entry"] == entry["name"] and r["mean"] is not None and r["cost"][part]]
+            rows = [
+                (cost, mean, row["fraction"])
+                for row in found["table"]
+                if row["entry"] == entry["name"] and (mean := row["mean"]) is not None and (cost := row["cost"][part])
+            ]
             if rows:
-                sizes = [25 + 55 * row["fraction"] for row in rows]
+                sizes = [25 + 55 * fraction for _, _, fraction in rows]
                 axes.scatter(
-                    [row["cost"][part] for row in rows],
-                    [row["mean"] for row in rows],
+                    [cost for cost, _, _ in rows],
+                    [mean for _, mean, _ in rows],
                     s=sizes,
                     label=entry["name"],
                     **_style(found, entry["name"]),
@@ -86,7 +100,7 @@ def _costs(found: Mapping[str, Any], path: Path) -> Path:
     return path
 
 
-def _finish(page: Any, axes: Any, found: Mapping[str, Any], path: Path | None) -> Path:
+def _finish(page: Figure, axes: Axes, found: Comparison, path: Path | None) -> Path:
     axes.set_ylabel(f"{found['metric']}, {found['split']}", color=INK)
     if found["metric"] == "error x100":
         axes.set_yscale("log")

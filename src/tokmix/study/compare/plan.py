@@ -7,11 +7,11 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tokmix.core import stack
 from tokmix.core.budget import match_parameters, parameter_count
 from tokmix.data.tokens import TokenFiles
+from tokmix.study.compare.records import Entry as EntryRecord
 from tokmix.training.settings import Settings
 from tokmix.training.task import TrainingTask
 from tokmix.training.train import FREE
@@ -29,7 +29,7 @@ class Entry:
     parameters: int
     kind: str = "stack"
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> EntryRecord:
         return {"name": self.name, "kind": self.kind, "parameters": self.parameters, "feed_forward": self.settings.model.feed_forward}
 
 
@@ -117,7 +117,7 @@ def runs(made: Sequence[Entry], seeds: Sequence[int], fractions: Sequence[float]
     return found
 
 
-def flat(settings: Settings) -> dict[str, Any]:
+def flat(settings: Settings) -> dict[str, object]:
     """By full names, as Settings.of takes them."""
     record = settings.record()
     return {f"{group}.{name}": value for group in ("model", "train") for name, value in record[group].items()}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tokmix.runs.files import check_seal, finite, read_json, seal, write_json
 from tokmix.runs.records import check_format, from_json
+from tokmix.study.compare.records import RunCost
 
 NAME = "result.json"
 FORMAT = "tokmix-result"
@@ -22,7 +23,7 @@ class RunResult:
     score: float | None = None
     metric: str | None = None
     higher_is_better: bool | None = None
-    cost: dict[str, Any] | None = None
+    cost: RunCost | None = None
     error: str | None = None
     format: str = FORMAT
     version: int = VERSION

@@ -23,6 +23,7 @@ from tokmix.runs.cluster import ClusterPool
 from tokmix.runs.files import check_free, finite, read_json, write_json, write_text
 from tokmix.runs.machine import machine, versions
 from tokmix.study.compare import draw, outcomes, plan, result, summary, text, worker
+from tokmix.study.compare.records import Comparison, Entry, Facts, Provenance
 from tokmix.training import baseline
 from tokmix.training.distributed import check_alone, device_of
 from tokmix.training.imports import import_files
@@ -59,7 +60,7 @@ def compare(
     resume: bool = False,
     imports: Sequence[str | Path] = (),
     say: Say = print,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """side_by_side: the seeds of a stack in one process (auto: on a GPU).
     -> what is in compare.json. ValueError for what does not work; a run that fails is reported in it and stops nothing."""
     check_alone(SIDE_BY_SIDE)
@@ -89,7 +90,7 @@ def compare(
     runs = plan.runs(entries, numbers, shares, bag=absent is None)
     for line in notes:
         say(line)
-    facts = {"data": Path(data).name, "task": task, "split": split, "match": match, "notes": notes, **provenance()}
+    made_by = provenance()
     gpu = on is None and device_of(settings.train.device).type == "cuda"
     at_once, why_not = runs_at_once(side_by_side, gpu, settings)
     if why_not is not None:
@@ -99,8 +100,11 @@ def compare(
     if not any(one.score is not None for one in results):
         raise ValueError(f"every run failed; the first: {results[0].error}")
     name, sign = main_figure(task, {"bits_per_byte": 0} if files.card.split(split).bytes else {})
-    facts |= {"metric": name, "higher_is_better": sign > 0}
-    return finish(folder, [entry.record() for entry in entries], results, numbers, shares, facts, say)
+    facts: Facts = {
+        "data": Path(data).name, "task": task, "split": split, "match": match, "notes": notes, **made_by, "metric": name,
+        "higher_is_better": sign > 0,
+    }  # fmt: skip
+    return dict(finish(folder, [entry.record() for entry in entries], results, numbers, shares, facts, say))
 
 
 def open_data(data: Path, folder: Path, settings: Settings) -> TokenFiles:
@@ -125,7 +129,7 @@ def why_no_bag(task: str) -> str | None:
     return None if baseline.available() else "scikit-learn is not installed (pip install 'tokmix[lab]')"
 
 
-def provenance() -> dict[str, Any]:
+def provenance() -> Provenance:
     return {"command": shlex.join(["tokmix", *sys.argv[1:]]), "tokmix": tokmix.__version__, "machine": machine(), "versions": versions()}
 
 
@@ -145,7 +149,7 @@ class _Runs:
             tasks = [{"runs": [self._task(run, shared or len(group) > 1) for run in group]} for group in groups]
             by_key = {run.key: run for run in todo}
 
-            def report(task: dict[str, Any], answer: dict[str, Any]) -> None:
+            def report(task: pool.Task, answer: dict[str, Any]) -> None:
                 for one in task["runs"]:  # where the process died there are no answers, but what became of it
                     self._tell(by_key[one["key"]], answer.get("answers", {}).get(one["key"], answer), known, len(runs))
 
@@ -195,7 +199,7 @@ class _Runs:
         failed = worker.failure_file(path)
         return asdict(result.RunResult.read(failed)) if failed.is_file() else None
 
-    def _task(self, run: plan.Run, shared: bool) -> dict[str, Any]:
+    def _task(self, run: plan.Run, shared: bool) -> pool.Task:
         kind, out = "bag" if run.entry == plan.BAG else "train", str(self._path(run).resolve())
         known = {"key": run.key, "kind": kind, "data": str(self.data), "out": out, "split": self.split, "shared": shared}
         return known | {"settings": plan.flat(run.settings), "imports": self.imports}
@@ -214,13 +218,13 @@ def _told(answer: dict[str, Any]) -> str:
 
 def finish(
     folder: Path,
-    entries: list[dict[str, Any]],
+    entries: list[Entry],
     results: list[summary.Result],
     seeds: list[int],
     fractions: list[float],
-    facts: dict[str, Any],
+    facts: Facts,
     say: Say,
-) -> dict[str, Any]:
+) -> Comparison:
     """Tests, files, pictures, table."""
     bag = [one.cost["parameters"] for one in results if one.entry == plan.BAG and one.cost and one.fraction == fractions[-1]]
     entries = [*entries, {"name": plan.BAG, "kind": plan.BAG, "parameters": bag[0] if bag else None}]

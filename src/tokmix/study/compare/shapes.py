@@ -10,11 +10,10 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +24,7 @@ from tokmix.data.synthetic import shapes
 from tokmix.runs import pool
 from tokmix.runs.files import check_free
 from tokmix.study.compare import outcomes, plan, summary
+from tokmix.study.compare.records import Entry, RunCost, ToyFacts
 from tokmix.study.compare.result import NAME as RESULT
 from tokmix.study.compare.result import RunResult
 from tokmix.study.compare.run import SIDE_BY_SIDE, Say, finish, provenance, why_no_bag
@@ -58,7 +58,7 @@ def compare(
     resume: bool = False,
     test: int = TEST,
     say: Say = print,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """-> what is in compare.json."""
     check_alone(SIDE_BY_SIDE)
     for name, value in (
@@ -80,8 +80,8 @@ def compare(
     if not any(one.score is not None for one in results):
         raise ValueError(f"every run failed; the first: {results[0].error}")
     results += [summary.absent_bag(share, str(why_no_bag("the task of shapes"))) for share in shares]
-    entries = [{"name": name, "kind": "stack", "parameters": models[name].parameter_count()} for name in names]
-    facts: dict[str, Any] = {
+    entries: list[Entry] = [{"name": name, "kind": "stack", "parameters": models[name].parameter_count()} for name in names]
+    facts: ToyFacts = {
         "data": "shapes",
         "task": "shapes",
         "split": "test",
@@ -89,9 +89,11 @@ def compare(
         "notes": [],
         "metric": METRIC,
         "higher_is_better": False,
+        "n": n,
+        "epochs": task.epochs,
+        **provenance(),
     }
-    facts |= {"n": n, "epochs": task.epochs, **provenance()}
-    return finish(folder, entries, results, numbers, shares, facts, say)
+    return dict(finish(folder, entries, results, numbers, shares, facts, say))
 
 
 class Task:
@@ -106,21 +108,21 @@ class Task:
         if known:
             self.say(f"{len(known)} of {len(every)} runs are done already")
         left = [(name, fraction, [seed for seed in seeds if (name, fraction, seed) not in known]) for name, fraction in places]
-        for found in self._groups(left) if self.device.type == "cuda" else self._side_by_side(left, jobs):
-            for one in found:
+        for results in self._groups(left) if self.device.type == "cuda" else self._side_by_side(left, jobs):
+            for one in results:
                 assert one.seed is not None
                 known[one.entry, one.fraction, one.seed] = one
                 told = one.error if one.score is None else f"{METRIC} {one.score:.2f} in {one.cost['seconds'] if one.cost else 0:.1f} s"
                 self.say(f"[{len(known)}/{len(every)}] {one.entry}, {100 * one.fraction:g} % of train, seed {one.seed}: {told}")
         return [known[place] for place in every]
 
-    def _groups(self, left: Sequence[tuple[str, float, list[int]]]) -> Any:
+    def _groups(self, left: Sequence[tuple[str, float, list[int]]]) -> Iterator[list[summary.Result]]:
         """On a GPU the seeds of a model go at a time, one model after the other."""
         for name, fraction, seeds in left:
             if seeds:
                 yield self._run(Group(name, fraction, tuple(seeds)), self._train_all)
 
-    def _side_by_side(self, left: Sequence[tuple[str, float, list[int]]], jobs: int | None) -> Any:
+    def _side_by_side(self, left: Sequence[tuple[str, float, list[int]]], jobs: int | None) -> Iterator[list[summary.Result]]:
         """On a CPU every run has a thread: torch's operations do not hold the interpreter."""
         groups = [Group(name, fraction, (seed,)) for name, fraction, seeds in left for seed in seeds]
         count = max(1, min(jobs or pool.cores(), len(groups)))
@@ -168,7 +170,7 @@ class Task:
         cost = self._cost(models[0], rows, meter, len(group.seeds), shared)
         return [self._score(group, seed, model, cost) for seed, model in zip(group.seeds, models, strict=True)]
 
-    def _cost(self, model: toy.ShapesModel, rows: int, meter: Meter, side_by_side: int, shared: bool) -> dict[str, Any]:
+    def _cost(self, model: toy.ShapesModel, rows: int, meter: Meter, side_by_side: int, shared: bool) -> RunCost:
         """Energy of a group is shared out evenly: its runs differ in their seeds alone."""
         whole, measured = model.whole_cost(), meter.totals()
         joules = measured["energy_joules"]
@@ -182,7 +184,7 @@ class Task:
             "side_by_side": side_by_side, "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
         }  # fmt: skip
 
-    def _score(self, group: Group, seed: int, model: toy.ShapesModel, cost: dict[str, Any]) -> summary.Result:
+    def _score(self, group: Group, seed: int, model: toy.ShapesModel, cost: RunCost) -> summary.Result:
         errors = 100 * F.mse_loss(toy.predict(model, self.test_set.inputs), self.test_set.targets, reduction="none").double().mean(1)
         path = self._path(group.entry, group.fraction, seed)
         made = summary.Result(group.entry, group.fraction, seed, folder=f"runs/{path.name}")

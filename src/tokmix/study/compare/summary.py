@@ -6,15 +6,14 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tokmix.core.optional import np
 from tokmix.study import statistics
 from tokmix.study.compare import outcomes
 from tokmix.study.compare.plan import BAG
+from tokmix.study.compare.records import FRONTS, P_VALUES, Comparison, CostPart, Entry, Facts, MeanCost, Point, Row, Run, RunCost, Test
 
 FORMAT, VERSION = "tokmix-compare", 1
-COSTS = ("flops_training", "flops", "seconds", "energy_joules")  # flops: of the whole training, flops_training x examples
 
 
 @dataclass
@@ -24,19 +23,21 @@ class Result:
     seed: int | None
     state: str = "finished"
     score: float | None = None
-    cost: dict[str, Any] | None = None
+    cost: RunCost | None = None
     error: str | None = None
     folder: str | None = None
     sums: Callable[[], np.ndarray] | None = field(default=None, repr=False)  # [examples, k], read when they are needed
 
-    def record(self) -> dict[str, Any]:
-        names = ("entry", "seed", "fraction", "state", "score", "cost", "error", "folder")
-        return {name: getattr(self, name) for name in names}
+    def record(self) -> Run:
+        return {
+            "entry": self.entry, "seed": self.seed, "fraction": self.fraction, "state": self.state, "score": self.score,
+            "cost": self.cost, "error": self.error, "folder": self.folder,
+        }  # fmt: skip
 
 
 def summarise(
-    entries: Sequence[Mapping[str, Any]], results: Sequence[Result], seeds: Sequence[int], fractions: Sequence[float], facts: dict[str, Any]
-) -> dict[str, Any]:
+    entries: Sequence[Entry], results: Sequence[Result], seeds: Sequence[int], fractions: Sequence[float], facts: Facts
+) -> Comparison:
     """facts: data, task, metric, higher_is_better, command, ... as they go into the file."""
     names = [str(entry["name"]) for entry in entries]
     by_place = {
@@ -45,25 +46,27 @@ def summarise(
     }
     table = [_row(name, fraction, by_place.get((name, fraction), [])) for fraction in fractions for name in names]
     tests = [test for fraction in fractions for test in _tests(names, fraction, results, seeds)]
-    for kind in ("t_p", "bootstrap_p", "bootstrap_both_p"):
+    for kind, holm in P_VALUES:
         for test, corrected in zip(tests, statistics.holm([test[kind] for test in tests]), strict=True):
-            test[f"{kind}_holm"] = corrected
-    fronts = {name: front(table, name, facts["higher_is_better"]) for name in COSTS[1:]}
+            test[holm] = corrected
+    fronts = {name: front(table, name, facts["higher_is_better"]) for name in FRONTS}
     return {
         "format": FORMAT, "version": VERSION, **facts, "seeds": list(seeds), "fractions": list(fractions),
-        "entries": [dict(entry) for entry in entries], "runs": [one.record() for one in results], "table": table, "tests": tests,
+        "entries": [entry.copy() for entry in entries], "runs": [one.record() for one in results], "table": table, "tests": tests,
         "front": fronts,
     }  # fmt: skip
 
 
-def _row(name: str, fraction: float, results: Sequence[Result]) -> dict[str, Any]:
+def _row(name: str, fraction: float, results: Sequence[Result]) -> Row:
     scores = [one.score for one in results if one.score is not None]
     costs = [one.cost for one in results if one.cost is not None]
     told = next((one.error for one in results if one.error), None) if not scores else None
     mean = math.fsum(scores) / len(scores) if scores else None
+    flops, seconds, joules = _mean(costs, "flops"), _mean(costs, "seconds"), _mean(costs, "energy_joules")
+    cost: MeanCost = {"flops_training": _mean(costs, "flops_training"), "flops": flops, "seconds": seconds, "energy_joules": joules}
     return {
         "entry": name, "fraction": fraction, "mean": mean, "deviation": deviation(scores), "n": len(scores),
-        "failed": sum(one.state == "failed" for one in results), "cost": {part: _mean(costs, part) for part in COSTS}, "note": told,
+        "failed": sum(one.state == "failed" for one in results), "cost": cost, "note": told,
     }  # fmt: skip
 
 
@@ -75,18 +78,18 @@ def deviation(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def _mean(costs: Sequence[Mapping[str, Any]], part: str) -> float | None:
+def _mean(costs: Sequence[RunCost], part: str) -> float | None:
     """Where every run knows it."""
     values = [_whole(cost) if part == "flops" else cost.get(part) for cost in costs]
     known = [float(value) for value in values if value is not None]
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None
 
 
-def _whole(cost: Mapping[str, Any]) -> float | None:
+def _whole(cost: RunCost) -> float | None:
     return None if cost.get("flops_training") is None else cost["flops_training"] * cost["examples"]
 
 
-def _tests(names: Sequence[str], fraction: float, results: Sequence[Result], seeds: Sequence[int]) -> list[dict[str, Any]]:
+def _tests(names: Sequence[str], fraction: float, results: Sequence[Result], seeds: Sequence[int]) -> list[Test]:
     """Every pair, over the seeds that both finished. What has no seed (the bag of words) has the same score for each."""
     here: dict[tuple[str, int], Result] = {}
     for one in results:
@@ -94,7 +97,7 @@ def _tests(names: Sequence[str], fraction: float, results: Sequence[Result], see
             here |= {(one.entry, seed): one for seed in (seeds if one.seed is None else [one.seed])}
     there = [name for name in names if any((name, seed) in here for seed in seeds)]
     drawn = _resamples(there, here, seeds)
-    tests = []
+    tests: list[Test] = []
     for (i, a), (j, b) in itertools.combinations(enumerate(there), 2):
         common = [place for place, seed in enumerate(seeds) if (a, seed) in here and (b, seed) in here]
         if not common:
@@ -102,8 +105,8 @@ def _tests(names: Sequence[str], fraction: float, results: Sequence[Result], see
         left, right = ([float(here[name, seeds[place]].score or 0.0) for place in common] for name in (a, b))
         tests.append({
             "a": a, "b": b, "fraction": fraction, "difference": (math.fsum(left) - math.fsum(right)) / len(common),
-            "t_p": statistics.paired_t(left, right), "bootstrap_p": drawn and drawn.over_examples(i, j, common),
-            "bootstrap_both_p": drawn and drawn.over_both(i, j, common), "n_seeds": len(common), "n_examples": _examples(here),
+            "t_p": statistics.paired_t(left, right), "bootstrap_p": drawn.over_examples(i, j, common) if drawn else None,
+            "bootstrap_both_p": drawn.over_both(i, j, common) if drawn else None, "n_seeds": len(common), "n_examples": _examples(here),
         })  # fmt: skip
     return tests
 
@@ -121,15 +124,18 @@ def _resamples(names: Sequence[str], here: Mapping[tuple[str, int], Result], see
     return statistics.Bootstrap(sums, outcomes.figure)
 
 
-def front(table: Sequence[Mapping[str, Any]], part: str, higher: bool) -> list[dict[str, Any]]:
+def front(table: Sequence[Row], part: CostPart, higher: bool) -> list[Point]:
     """The rows that no other row beats at no higher cost, from cheap to dear."""
-    points = [row for row in table if row["mean"] is not None and row["cost"][part] is not None]
+    points = [(cost, mean, row) for row in table if (mean := row["mean"]) is not None and (cost := row["cost"][part]) is not None]
     sign = 1 if higher else -1
-    best, found = -math.inf, []
-    for row in sorted(points, key=lambda row: (row["cost"][part], -sign * row["mean"])):
-        if sign * row["mean"] > best:
-            best = sign * row["mean"]
-            found.append({"entry": row["entry"], "fraction": row["fraction"], "mean": row["mean"], part: row["cost"][part]})
+    best = -math.inf
+    found: list[Point] = []
+    for cost, mean, row in sorted(points, key=lambda point: (point[0], -sign * point[1])):
+        if sign * mean > best:
+            best = sign * mean
+            point: Point = {"entry": row["entry"], "fraction": row["fraction"], "mean": mean}
+            point[part] = cost
+            found.append(point)
     return found
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-SPOKEN = {"flops": "FLOPs", "seconds": "time", "energy_joules": "joules"}
+from tokmix.study.compare.records import P_VALUES, Comparison, CostPart, MeanCost, Row
+
+SPOKEN: dict[CostPart, str] = {"flops": "FLOPs", "seconds": "time", "energy_joules": "joules"}
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
+def lines(found: Comparison) -> list[str]:
     return ["", *_scores(found), *_failures(found), "", *_tests(found), "", *_fronts(found)]
 
 
-def _scores(found: Mapping[str, Any]) -> list[str]:
+def _scores(found: Comparison) -> list[str]:
     better = "higher" if found["higher_is_better"] else "lower"
     seeds = len(found["seeds"])
     head = [
@@ -44,7 +45,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:g} %"
 
 
-def _score(row: Mapping[str, Any], digits: int) -> str:
+def _score(row: Row, digits: int) -> str:
     if row["mean"] is None:
         return "not available" if (row["note"] or "").startswith("not available") else "failed"
     shown = f"{row['mean']:.{digits}f}"
@@ -53,8 +54,8 @@ def _score(row: Mapping[str, Any], digits: int) -> str:
     return shown + (f" (of {row['n']})" if row["failed"] else "")
 
 
-def _costs(cost: Mapping[str, Any]) -> list[str]:
-    each, whole, seconds, joules = (cost[name] for name in ("flops_training", "flops", "seconds", "energy_joules"))
+def _costs(cost: MeanCost) -> list[str]:
+    each, whole, seconds, joules = cost["flops_training"], cost["flops"], cost["seconds"], cost["energy_joules"]
     return [
         "not counted" if each is None else f"{each:.3g}",
         "not counted" if whole is None else f"{whole:.3g}",
@@ -63,17 +64,17 @@ def _costs(cost: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _failures(found: Mapping[str, Any]) -> list[str]:
+def _failures(found: Comparison) -> list[str]:
     failed = [run for run in found["runs"] if run["state"] == "failed"]
     return [f"failed: {run['entry']}, {_percent(run['fraction'])}, seed {run['seed']}: {run['error']}" for run in failed]
 
 
-def _tests(found: Mapping[str, Any]) -> list[str]:
+def _tests(found: Comparison) -> list[str]:
     if not found["tests"]:
         return ["no pair to test"]
     rows = [["pair", "share", "difference", "t over seeds", "Holm", "bootstrap", "Holm", "with seeds", "Holm"]]
     for test in found["tests"]:
-        values = [_p(test[name + part]) for name in ("t_p", "bootstrap_p", "bootstrap_both_p") for part in ("", "_holm")]
+        values = [_p(test[name]) for pair in P_VALUES for name in pair]
         rows.append([f"{test['a']} - {test['b']}", _percent(test["fraction"]), f"{test['difference']:+.4g}", *values])
     examples = f"{found['tests'][0]['n_examples']:,} examples"
     told = f"p-values, paired: t-test over seeds; bootstrap over {examples}, and over seeds and examples; Holm's correction by column"
@@ -84,7 +85,7 @@ def _p(value: float | None) -> str:
     return "-" if value is None else f"{value:.2g}" if value >= 0.001 else f"{value:.0e}"
 
 
-def _fronts(found: Mapping[str, Any]) -> list[str]:
+def _fronts(found: Comparison) -> list[str]:
     told = []
     for part, points in found["front"].items():
         named = [f"{point['entry']} ({_percent(point['fraction'])})" if len(found["fractions"]) > 1 else point["entry"] for point in points]

@@ -14,9 +14,12 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokmix.runs.pool_server import serve
+
+if TYPE_CHECKING:
+    from tokmix.study.compare.records import RunCost
 
 
 def do(task: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +132,7 @@ def _fit_bag(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     outcomes.save(folder, sums)
     rows = len(files["train"]) if work.kept is None else len(work.kept)
     classes = len(work.card.labels)
-    cost: dict[str, Any] = {"parameters": (features + 1) * (1 if classes == 2 else classes), "flops_forward": None, "flops_training": None}
+    cost: RunCost = {"parameters": (features + 1) * (1 if classes == 2 else classes), "flops_forward": None, "flops_training": None}
     cost |= {"examples": rows, "distinct_examples": rows, "device": "cpu", **meter.totals()}
     score = float(outcomes.figure(sums.sum(0)))
     return {
@@ -141,7 +144,7 @@ def _fit_bag(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     }
 
 
-def _shared(cost: dict[str, Any]) -> dict[str, Any]:
+def _shared(cost: RunCost) -> RunCost:
     """A counter that several runs drew on at a time tells nothing about one of them."""
     return cost | {"energy_joules": None, "energy_source": "not measured", "energy_note": "several runs side by side on one counter"}
 
