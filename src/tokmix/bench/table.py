@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-Row = dict[str, Any]
+from tokmix.runs.files import JsonObject
+
+Row = JsonObject
 Column = tuple[str, Callable[[Row], str]]
 
 

@@ -20,13 +20,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 from tokmix.core.budget import match_parameters
 from tokmix.data import snippets
 from tokmix.data.prepare.pipeline import prepare
 from tokmix.data.tokens import TokenFiles
 from tokmix.pages import report
+from tokmix.runs.files import JsonObject
 from tokmix.study.explain.words import attribute
 from tokmix.study.summary import table
 from tokmix.training import baseline, model_folder
@@ -44,7 +44,7 @@ HYPERMIXER, TRANSFORMER = "hypermixing(hidden=32)*2", "attention(heads=4)*2"
 BAR = 40  # characters of the longest bar
 
 
-def main(out: str | Path = "out/demo", seed: int = 0, most: int | None = None) -> dict[str, Any]:
+def main(out: str | Path = "out/demo", seed: int = 0, most: int | None = None) -> dict[str, JsonObject]:
     """Prepare, train both, print what came of it; `most`: snippets a class, where fewer will do. -> the records of both runs"""
     began, folder = time.monotonic(), Path(out) / FOLDER
     with _fresh(folder):
@@ -91,14 +91,14 @@ def _equal(data: Path, given: dict[str, object]) -> dict[str, Settings]:
     return {"hypermixer": Settings.of(None, given | matched), "transformer": Settings.of(None, given | alone)}
 
 
-def _train(name: str, folder: Path, settings: Settings) -> dict[str, Any]:
+def _train(name: str, folder: Path, settings: Settings) -> JsonObject:
     """Shows the progress bar; the output of the run is dropped, because both results are printed together at the end."""
     print(f"\ntraining the {name}: {settings.model.stack}, width {settings.model.dim}", flush=True)
     with redirect_stdout(io.StringIO()):
         return run(folder / "data", folder / name, settings)
 
 
-def _tell(records: dict[str, dict[str, Any]]) -> None:
+def _tell(records: dict[str, JsonObject]) -> None:
     kept, transformer = records["hypermixer"], records["transformer"]
     network, bag = kept.get("network_figures") or kept["figures"], kept["baseline"]
     cost = kept["cost"]
