@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
+
+from tokmix.runs.files import JsonObject
 
 CostPart = Literal["flops", "seconds", "energy_joules"]  # what the front is drawn against
 PValue = Literal["t_p", "bootstrap_p", "bootstrap_both_p"]
@@ -13,7 +15,7 @@ P_VALUES: tuple[tuple[PValue, Corrected], ...] = (
     ("bootstrap_p", "bootstrap_p_holm"),
     ("bootstrap_both_p", "bootstrap_both_p_holm"),
 )
-RunCost = dict[str, Any]  # as the record of a run holds it, of any version and task
+RunCost = JsonObject  # as the record of a run holds it, of any version and task
 
 
 class Entry(TypedDict):

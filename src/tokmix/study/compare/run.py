@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import tokmix
 from tokmix.core.checks import at_least, one_of
@@ -149,7 +148,7 @@ class _Runs:
             tasks = [{"runs": [self._task(run, shared or len(group) > 1) for run in group]} for group in groups]
             by_key = {run.key: run for run in todo}
 
-            def report(task: pool.Task, answer: dict[str, Any]) -> None:
+            def report(task: pool.Task, answer: pool.Answer) -> None:
                 for one in task["runs"]:  # where the process died there are no answers, but what became of it
                     self._tell(by_key[one["key"]], answer.get("answers", {}).get(one["key"], answer), known, len(runs))
 
@@ -183,7 +182,7 @@ class _Runs:
             found.setdefault(run.key if run.seed is None else (run.entry, run.fraction), []).append(run)
         return [group[first : first + self.at_once] for group in found.values() for first in range(0, len(group), self.at_once)]
 
-    def _tell(self, run: plan.Run, answer: dict[str, Any], known: dict[str, dict[str, Any]], runs: int) -> None:
+    def _tell(self, run: plan.Run, answer: pool.Answer, known: dict[str, pool.Answer], runs: int) -> None:
         known[run.key] = answer
         told = f"failed: {answer['error']}" if answer["state"] == "failed" else _told(answer)
         self.say(f"[{len(known)}/{runs}] {run.title}: {told}")
@@ -191,7 +190,7 @@ class _Runs:
     def _path(self, run: plan.Run) -> Path:
         return self.folder / "runs" / run.key
 
-    def _known(self, run: plan.Run) -> dict[str, Any] | None:
+    def _known(self, run: plan.Run) -> pool.Answer | None:
         """What came out of it before: finished, or diverged, which it would again. Another failure is worth another try."""
         path = self._path(run)
         if (path / result.NAME).is_file() and (path / outcomes.FILE).is_file():
@@ -204,7 +203,7 @@ class _Runs:
         known = {"key": run.key, "kind": kind, "data": str(self.data), "out": out, "split": self.split, "shared": shared}
         return known | {"settings": plan.flat(run.settings), "imports": self.imports}
 
-    def _result(self, run: plan.Run, answer: dict[str, Any]) -> summary.Result:
+    def _result(self, run: plan.Run, answer: pool.Answer) -> summary.Result:
         path = self._path(run)
         made = summary.Result(run.entry, run.fraction, run.seed, folder=f"runs/{run.key}")
         if answer["state"] == "failed":
@@ -212,7 +211,7 @@ class _Runs:
         return replace(made, score=answer["score"], cost=answer["cost"], sums=lambda: outcomes.load(path))
 
 
-def _told(answer: dict[str, Any]) -> str:
+def _told(answer: pool.Answer) -> str:
     return f"{answer['metric']} {answer['score']:.4f} in {answer['cost']['seconds']:.1f} s"
 
 

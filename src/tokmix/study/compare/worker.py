@@ -14,15 +14,17 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokmix.runs.pool_server import serve
 
 if TYPE_CHECKING:
+    from tokmix.runs.files import JsonObject
+    from tokmix.runs.pool import Answer, Task
     from tokmix.study.compare.records import RunCost
 
 
-def do(task: dict[str, Any]) -> dict[str, Any]:
+def do(task: Task) -> Answer:
     """The runs of a task, side by side -> their results by key, or why there is none. A run that diverged would do so again: that is its
     result."""
     from tokmix.runs.locks import holding
@@ -30,7 +32,7 @@ def do(task: dict[str, Any]) -> dict[str, Any]:
 
     runs = [one | {"device": task["device"]} for one in task["runs"]]
     with ExitStack() as locks:
-        answers: dict[str, Any] = {}
+        answers: dict[str, Answer] = {}
         for one in runs:  # a second worker waits, and then finds the run finished
             folder = Path(one["out"])
             locks.enter_context(holding(folder.with_name(f".{folder.name}.lock")))
@@ -40,7 +42,7 @@ def do(task: dict[str, Any]) -> dict[str, Any]:
         return {"state": "finished", "answers": answers | {one["key"]: _settle(one, found) for one, found in _results(todo)}}
 
 
-def _settle(run: dict[str, Any], found: dict[str, Any] | Exception) -> dict[str, Any]:
+def _settle(run: Task, found: Answer | Exception) -> Answer:
     from tokmix.study.compare.result import NAME, RunResult
     from tokmix.training.progress import Diverged
 
@@ -57,7 +59,7 @@ def _settle(run: dict[str, Any], found: dict[str, Any] | Exception) -> dict[str,
     return {"state": "failed", "error": f"{type(found).__name__}: {' '.join(str(found).split())}"}
 
 
-def _results(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any] | Exception]]:
+def _results(runs: list[Task]) -> Iterator[tuple[Task, Answer | Exception]]:
     """Each run with its result, or with the error that ended it."""
     from tokmix.training.settings import Settings
     from tokmix.training.side_by_side import train_all
@@ -75,7 +77,7 @@ def _results(runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[
         yield one, record if isinstance(record, Exception) else _or_error(_score, one, record)
 
 
-def _or_error(act: Callable[..., dict[str, Any]], *given: object) -> dict[str, Any] | Exception:
+def _or_error(act: Callable[..., Answer], *given: object) -> Answer | Exception:
     try:
         return act(*given)
     except Exception as error:
@@ -86,7 +88,7 @@ def failure_file(folder: Path) -> Path:
     return folder.with_name(folder.name + ".failed.json")
 
 
-def _score(task: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+def _score(task: Task, record: JsonObject) -> Answer:
     """Of a run that has ended: what it did on each example, in a file, and its result."""
     from tokmix.data.tokens import TokenFiles
     from tokmix.study.compare import outcomes
@@ -107,7 +109,7 @@ def _score(task: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
     return {"state": "finished", "score": float(record["figures"][metric]), "metric": metric, "higher_is_better": sign > 0, "cost": cost}
 
 
-def _fit_bag(task: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _fit_bag(task: Task, folder: Path) -> Answer:
     """Fitted on the very rows that the stacks are trained on."""
     import torch
 
