@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from tokmix.core.optional import np
+from tokmix.runs.files import JsonObject
 from tokmix.training.task import TrainingTask, main_figure
 
 
@@ -25,7 +25,7 @@ class Figure:
     chance: float
     split: str
 
-    def of(self, record: dict[str, Any]) -> float:
+    def of(self, record: JsonObject) -> float:
         """From the record of a run."""
         if self.split == "valid":
             return float(record["figures"][self.name])

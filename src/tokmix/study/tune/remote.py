@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from tokmix.runs.cluster import ClusterPool
 from tokmix.runs.locks import take
-from tokmix.runs.pool import Task
+from tokmix.runs.pool import Answer, Task
 from tokmix.runs.pool_server import serve
-from tokmix.study.tune.trials import Claim, Trials
+from tokmix.study.tune.trials import Claim, Outcome, Trials
 from tokmix.study.tune.worker import Job, title, train_trials
 from tokmix.training.imports import import_files
 
@@ -34,7 +33,7 @@ def search(address: str, job: Job, trials: Trials, say: Callable[[str], None]) -
             found.append({"job": told, "index": claim.index, "parameters": claim.parameters})
         return found
 
-    def report(task: Task, answer: dict[str, Any]) -> None:
+    def report(task: Task, answer: Answer) -> None:
         claim = claims.pop(task["index"])
         if answer["state"] == "failed":
             problems.append(f"{title(claim)}: {answer['error']}")
@@ -57,10 +56,10 @@ def _give_back(trials: Trials, claim: Claim) -> None:
     claim.lock.release()
 
 
-def do(task: dict[str, Any]) -> dict[str, Any]:
+def do(task: Task) -> Answer:
     """A trial, in a process of a worker. A second one of the same trial waits for the first, and then goes on with its run."""
     job = Job(**task["job"])
-    outcome: tuple[float, dict[str, Any]] | Exception
+    outcome: tuple[float, Outcome] | Exception
     lock = take(Path(job.out) / "locks" / f"{task['index']:04d}.run", wait=True)
     assert lock is not None
     try:

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import tokmix
-from tokmix.runs.files import finite, replacing, write_json
+from tokmix.runs.files import JsonObject, finite, replacing, write_json
 from tokmix.runs.machine import machine, versions
 from tokmix.study.expected_performance import Curve, with_replacement, without_replacement
 from tokmix.study.tune.chance import Figure
-from tokmix.study.tune.space import apply
+from tokmix.study.tune.space import Parameters, apply
 from tokmix.study.tune.store import hide_password
-from tokmix.study.tune.trials import Finished
+from tokmix.study.tune.trials import Asked, Finished
 from tokmix.training.report import clock
 from tokmix.training.settings import Settings
 
 NAME, PICTURE = "tune.json", "evp.png"
 
 
-def record(data: str, asked: dict[str, Any], figure: Figure, finished: Sequence[Finished]) -> dict[str, Any]:
+def record(data: str, asked: Asked, figure: Figure, finished: Sequence[Finished]) -> JsonObject:
     scores = [trial.score for trial in finished]
     return {
         "format": "tokmix-tune",
@@ -57,7 +56,7 @@ def record(data: str, asked: dict[str, Any], figure: Figure, finished: Sequence[
     }
 
 
-def write(out: Path, found: dict[str, Any]) -> None:
+def write(out: Path, found: Mapping[str, object]) -> None:
     """Whole or not at all: several commands may write the same at the same time."""
     write_json(out / NAME, finite(found))
 
@@ -69,7 +68,7 @@ def best(finished: Sequence[Finished], figure: Figure) -> Finished | None:
     return max(trained, key=lambda trial: (sign * trial.score, -trial.index), default=None)
 
 
-def command(data: str, settings: Settings, parameters: dict[str, Any], imports: Sequence[str]) -> str:
+def command(data: str, settings: Settings, parameters: Parameters, imports: Sequence[str]) -> str:
     """A `tokmix train` with these parameters: whatever is not a default, so that it stands without the config."""
     told, plain = apply(settings, parameters).record(), Settings().record()
     words = ["tokmix", "train", data, "--out", "best"]
@@ -82,13 +81,13 @@ def command(data: str, settings: Settings, parameters: dict[str, Any], imports: 
     return shlex.join(words)
 
 
-def _option(name: str, value: Any) -> list[str]:
+def _option(name: str, value: object) -> list[str]:
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
     return [f"--{name}", ",".join(value) if isinstance(value, (list, tuple)) else str(value)]
 
 
-def tell(found: dict[str, Any], finished: Sequence[Finished], figure: Figure, say: Callable[[str], None]) -> None:
+def tell(found: JsonObject, finished: Sequence[Finished], figure: Figure, say: Callable[[str], None]) -> None:
     """Trials from best to worst, then what to expect of n of them."""
     names, sign = list(found["space"]), -1 if figure.higher else 1
     rows = [["trial", *names, figure.name, "time", ""]]
@@ -117,7 +116,7 @@ def _steps(count: int) -> list[int]:
     return sorted({n for n in every if n <= count} | {count})
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -126,7 +125,7 @@ def _table(rows: list[list[str]]) -> str:
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def draw(path: Path, found: dict[str, Any], say: Callable[[str], None]) -> Path | None:
+def draw(path: Path, found: JsonObject, say: Callable[[str], None]) -> Path | None:
     """Mean of the best of n, with its spread, by both ways."""
     try:
         from matplotlib.ticker import MaxNLocator

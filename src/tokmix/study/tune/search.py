@@ -16,20 +16,19 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from tokmix.core.checks import at_least, one_of
 from tokmix.data.tokens import TokenFiles, is_prepared
-from tokmix.runs.files import read_json, write_json
+from tokmix.runs.files import JsonObject, read_json, write_json
 from tokmix.runs.locks import holding
 from tokmix.study.tune import remote, report
 from tokmix.study.tune.chance import Figure, figure_of
 from tokmix.study.tune.crew import Crew
 from tokmix.study.tune.space import Space
 from tokmix.study.tune.store import Store, optuna
-from tokmix.study.tune.trials import Trials, check_same
+from tokmix.study.tune.trials import Asked, Trials, check_same
 from tokmix.study.tune.watch import Watch
 from tokmix.study.tune.worker import Job, trial_settings, work
 from tokmix.training.distributed import check_alone, device_of
@@ -61,7 +60,7 @@ def run(
     resume: bool = False,
     imports: Sequence[str | Path] = (),
     quiet: bool = False,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Search until so many trials are finished -> what tune.json holds. ValueError for what does not work; KeyboardInterrupt after
     Ctrl-C, with every trial saved."""
     optuna()  # a package that is missing is missed before anything is written
@@ -119,7 +118,7 @@ def _default_workers() -> int:
 
 def _open(
     data: Path, store: Store, settings: Settings, space: Space, trials: int, threads: int, resume: bool
-) -> tuple[Path, dict[str, Any], Figure]:
+) -> tuple[Path, Asked, Figure]:
     """Make the folder or see that it is one of ours, prepare the data, try every shape of model.
     -> (folder of token files, what is asked, figure)"""
     out = store.out
@@ -147,7 +146,7 @@ def _check_ours(out: Path) -> None:
         raise ValueError(f"{out} exists and is not a study of tokmix tune: nothing is overwritten; name another folder")
 
 
-def _mark(out: Path, asked: dict[str, Any]) -> bool:
+def _mark(out: Path, asked: Asked) -> bool:
     """Whether the study is new in this folder."""
     path = out / MARK
     if path.is_file():
@@ -176,7 +175,7 @@ def _try_shapes(files: TokenFiles, settings: Settings, space: Space, trials: int
 
 
 def _jobs(
-    store: Store, trials: Trials, asked: dict[str, Any], folder: Path, figure: Figure, threads: int, settings: Settings,
+    store: Store, trials: Trials, asked: Asked, folder: Path, figure: Figure, threads: int, settings: Settings,
     imports: Sequence[str | Path], crew: int, at_once: int,
 ) -> list[Job]:  # fmt: skip
     """One a worker; GPUs in turn."""
@@ -212,9 +211,9 @@ def _search(jobs: list[Job], trials: Trials, figure: Figure, quiet: bool, on: st
 
 
 def _finish(
-    data: str, store: Store, settings: Settings, imports: Sequence[str | Path], asked: dict[str, Any], figure: Figure, trials: Trials,
+    data: str, store: Store, settings: Settings, imports: Sequence[str | Path], asked: Asked, figure: Figure, trials: Trials,
     say: Callable[[str], None],
-) -> dict[str, Any]:  # fmt: skip
+) -> JsonObject:  # fmt: skip
     finished = trials.finished()
     found = report.record(data, asked, figure, finished)
     first = report.best(finished, figure)

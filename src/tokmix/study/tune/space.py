@@ -26,11 +26,15 @@ DEFAULT = {
 }
 # The search of the HyperMixer paper (Mai et al. 2023): log10 of the learning rate in U(-8, -1), dropout in U(0, 0.5).
 PAPER = {"train.lr": {"loguniform": [1e-8, 1e-1]}, "model.dropout": {"uniform": [0.0, 0.5]}}
-NAMED: dict[str, Mapping[str, Any]] = {"default": DEFAULT, "paper": PAPER}
+NAMED: dict[str, Mapping[str, object]] = {"default": DEFAULT, "paper": PAPER}
 FIXED = {
     **{f"train.{name}": "it changes what trials are compared by" for name in ("task", "final", "holdout")},
     **{f"train.{name}": "it does not change the model" for name in ("device", "save_seconds", "save_steps", "log_steps", "baseline")},
 }
+
+
+Value = bool | int | float | str | None  # of a setting, as JSON writes it
+Parameters = Mapping[str, Value]  # of a trial, by the full names of the settings
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Range:
     kind: str
     values: tuple[Any, ...]  # low and high (int: and step), or the choices
 
-    def at(self, share: float) -> Any:
+    def at(self, share: float) -> Value:
         """The value at a share of the range, 0 <= share < 1."""
         if self.kind == "choice":
             return self.values[int(share * len(self.values))]
@@ -49,11 +53,11 @@ class Range:
             return min(max(10 ** (math.log10(low) + share * (math.log10(high) - math.log10(low))), low), high)
         return low + self.values[2] * int(share * ((high - low) // self.values[2] + 1))
 
-    def ends(self) -> tuple[Any, ...]:
+    def ends(self) -> tuple[Value, ...]:
         """What has to work for all of it to work."""
         return self.values if self.kind == "choice" else self.values[:2]
 
-    def record(self) -> dict[str, list[Any]]:
+    def record(self) -> dict[str, list[Value]]:
         return {self.kind: list(self.values)}
 
 
@@ -62,7 +66,7 @@ class Space:
     ranges: dict[str, Range]  # by the full name of the setting
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Space:
+    def of(cls, given: Mapping[str, object]) -> Space:
         if not given:
             raise ValueError("the space is empty: nothing to search")
         ranges = {}
@@ -83,10 +87,10 @@ class Space:
             raise ValueError(f'{path} should hold a range for each setting, such as {{"train.lr": {{"loguniform": [1e-4, 1e-2]}}}}')
         return cls.of(given)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, dict[str, list[Value]]]:
         return {name: one.record() for name, one in self.ranges.items()}
 
-    def draw(self, seed: int, trial: int) -> dict[str, Any]:
+    def draw(self, seed: int, trial: int) -> dict[str, Value]:
         return {name: one.at(_share(seed, trial, name)) for name, one in self.ranges.items()}
 
     def check(self, settings: Settings) -> None:
@@ -101,7 +105,7 @@ class Space:
                     raise ValueError(f"space: {error}" if name in str(error) else f"space: {name}: {error}") from None
 
 
-def apply(settings: Settings, parameters: Mapping[str, Any]) -> Settings:
+def apply(settings: Settings, parameters: Parameters) -> Settings:
     """Settings with the parameters of a trial in them."""
     parts: dict[str, dict[str, Any]] = {"model": {}, "train": {}}
     for name, value in parameters.items():
@@ -116,9 +120,9 @@ def _share(seed: int, trial: int, name: str) -> float:
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
 
-def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(given: Mapping[str, object]) -> dict[str, object]:
     """'train.lr' at the top, or 'lr' under 'train'."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, told in given.items():
         inner = {f"{name}.{key}": value for key, value in told.items()} if name in GROUPS and isinstance(told, dict) else {name: told}
         if twice := next((key for key in inner if key in found), None):
@@ -137,7 +141,7 @@ def _check_name(name: str) -> None:
         raise ValueError(f"space: {name} cannot be searched: {FIXED[name]}")
 
 
-def _range(name: str, told: Any) -> Range:
+def _range(name: str, told: object) -> Range:
     if not isinstance(told, dict) or len(told) != 1:
         raise ValueError(f'space: {name} should be one of {", ".join(KINDS)} with its values, for instance {{"uniform": [0, 0.5]}}')
     ((kind, values),) = told.items()
@@ -167,7 +171,7 @@ def _range(name: str, told: Any) -> Range:
 _WANTED = {"uniform": "two numbers", "loguniform": "two numbers", "int": "two whole numbers, and a step where it is not 1"}
 
 
-def _choice(name: str, values: list[Any]) -> Range:
+def _choice(name: str, values: list[Value]) -> Range:
     for value in values:
         if not (value is None or isinstance(value, (bool, int, float, str))):
             raise ValueError(f"space: {name}: choice of {value!r}: a choice is a number, a text, true, false or null")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -27,7 +28,7 @@ class Unreachable(ValueError):
     """The database does not answer, or says no."""
 
 
-def optuna() -> Any:
+def optuna() -> ModuleType:
     try:
         import optuna
     except ImportError as error:
@@ -36,7 +37,7 @@ def optuna() -> Any:
     return optuna
 
 
-def _psycopg() -> Any:
+def _psycopg() -> ModuleType:
     try:
         import psycopg
     except ImportError as error:

@@ -19,15 +19,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, NotRequired, TypedDict, TypeVar
 
 from tokmix.core.checks import at_least
-from tokmix.runs.files import Damaged
+from tokmix.runs.files import Damaged, JsonObject
 from tokmix.runs.locks import Held, is_held, take
-from tokmix.study.tune.space import Range, Space
+from tokmix.study.compare.records import RunCost
+from tokmix.study.tune.space import Parameters, Range, Space, Value
 from tokmix.study.tune.store import Store, Unreachable, optuna, quiet
 from tokmix.training.settings import differences
 from tokmix.training.train import FREE
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
 
 DEATHS = 3  # a trial that ended so many workers since the command was started is left alone until the next start
 AWAY = 600.0  # seconds for which a database may be out of reach
@@ -35,12 +40,31 @@ AWAY = 600.0  # seconds for which a database may be out of reach
 T = TypeVar("T")
 
 
+class Asked(TypedDict):
+    """What a study was asked for; study.json holds it."""
+
+    settings: dict[str, JsonObject]  # by group and name
+    space: dict[str, dict[str, list[Value]]]
+    threads: int
+    source: NotRequired[str]
+    data: NotRequired[str]  # a hash of the card
+
+
+class Outcome(TypedDict, total=False):
+    """What is kept of a trial beside its score; empty where the journal is damaged."""
+
+    state: str
+    seconds: float
+    cost: RunCost
+    error: str | None
+
+
 @dataclass(frozen=True)
 class Claim:
     """A trial that this process runs, and nobody else."""
 
     index: int
-    parameters: dict[str, Any]
+    parameters: Parameters
     id: int  # of Optuna's trial
     lock: Held
 
@@ -48,9 +72,9 @@ class Claim:
 @dataclass(frozen=True)
 class Finished:
     index: int
-    parameters: dict[str, Any]
+    parameters: Parameters
     score: float
-    result: dict[str, Any]  # state, seconds, cost, error
+    result: Outcome
 
     @property
     def checksum(self) -> str:
@@ -60,7 +84,7 @@ class Finished:
 
 
 class Trials:
-    def __init__(self, store: Store, count: int, asked: dict[str, Any], base: int | None = None):
+    def __init__(self, store: Store, count: int, asked: Asked, base: int | None = None):
         """`base`: number of the last attempt before the command was started; None: the last one now."""
         self.store, self.count, self.asked = store, count, asked
         self.storage = store.open()
@@ -70,7 +94,7 @@ class Trials:
         self.base = max((trial.number for trial in self.attempts()), default=-1) if base is None else base
 
     @classmethod
-    def begin(cls, store: Store, count: int, asked: dict[str, Any], higher: bool, resume: bool = False) -> Trials:
+    def begin(cls, store: Store, count: int, asked: Asked, higher: bool, resume: bool = False) -> Trials:
         """Make the study, or join it where it is there already and was asked for in the same way."""
         at_least("--trials", count, 1)
         with store.locked(), quiet():
@@ -95,7 +119,7 @@ class Trials:
             trials.fill()
         return trials
 
-    def attempts(self) -> list[Any]:
+    def attempts(self) -> list[FrozenTrial]:
         found = self.storage.get_all_trials(self.study._study_id, deepcopy=False)
         if any(not isinstance(trial.user_attrs.get("index"), int) for trial in found):
             raise Damaged(f"study {self.store.name!r} is damaged: its journal has a trial without an index")
@@ -112,9 +136,11 @@ class Trials:
                 done[index] = self._finished(trial)
         return [done[index] for index in sorted(done)]
 
-    def _finished(self, trial: Any) -> Finished:
+    def _finished(self, trial: FrozenTrial) -> Finished:
         """One row of the journal, checked. Rows of before checksums were kept have none."""
-        found = Finished(trial.user_attrs["index"], dict(trial.params), float(trial.value), trial.user_attrs.get("result") or {})
+        assert trial.value is not None
+        result: Outcome = trial.user_attrs.get("result") or Outcome()
+        found = Finished(trial.user_attrs["index"], dict(trial.params), float(trial.value), result)
         if trial.user_attrs.get("checksum", found.checksum) != found.checksum or not found.result:
             raise Damaged(f"trial {found.index} of study {self.store.name!r} is damaged: its journal has changed since it finished")
         return found
@@ -127,7 +153,7 @@ class Trials:
         deaths = self._deaths(self.attempts())
         return sorted(index for index, count in deaths.items() if count >= DEATHS)
 
-    def _deaths(self, attempts: list[Any]) -> dict[int, int]:
+    def _deaths(self, attempts: list[FrozenTrial]) -> dict[int, int]:
         deaths: dict[int, int] = {}
         for trial in attempts:
             if trial.state == self.states.FAIL and trial.number > self.base and not trial.user_attrs.get("given_back"):
@@ -148,7 +174,7 @@ class Trials:
                     return claim
         return None
 
-    def _take(self, trial: Any) -> Claim | None:
+    def _take(self, trial: FrozenTrial) -> Claim | None:
         index = trial.user_attrs["index"]
         lock = take(self.lock_of(index))
         if lock is None:  # a worker of this machine that others took for dead is still at it
@@ -164,7 +190,7 @@ class Trials:
         if self.store.shared:
             self.storage.record_heartbeat(claim.id)
 
-    def finish(self, claim: Claim, score: float, result: dict[str, Any]) -> bool:
+    def finish(self, claim: Claim, score: float, result: Outcome) -> bool:
         """False where the trial was taken from us meanwhile: another worker finishes it, with the same result."""
         try:
             self.storage.set_trial_user_attr(claim.id, "result", result)
@@ -221,7 +247,7 @@ class Trials:
                 )
 
 
-def check_same(what: str, before: dict[str, Any], asked: dict[str, Any]) -> None:
+def check_same(what: str, before: JsonObject, asked: Asked) -> None:
     """A study goes on only as it was begun."""
     changed = differences(before["settings"], asked["settings"], FREE)
     spaces = before["space"], asked["space"]
@@ -255,7 +281,7 @@ def patiently(store: Store, call: Callable[[], T]) -> T:
             time.sleep(store.interval)
 
 
-def _distribution(one: Range) -> Any:
+def _distribution(one: Range) -> BaseDistribution:
     kinds = optuna().distributions
     if one.kind == "choice":
         return kinds.CategoricalDistribution(one.values)

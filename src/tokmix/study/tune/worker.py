@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from tokmix.runs.files import JsonObject
 from tokmix.study.tune.chance import Figure
-from tokmix.study.tune.space import apply
+from tokmix.study.tune.space import Parameters, apply
 from tokmix.study.tune.store import Store
-from tokmix.study.tune.trials import Claim, Trials, patiently
+from tokmix.study.tune.trials import Asked, Claim, Outcome, Trials, patiently
 from tokmix.training import train
 from tokmix.training.imports import import_files
 from tokmix.training.progress import Diverged
@@ -40,9 +40,9 @@ class Job:
     patience: int
     count: int
     base: int
-    asked: dict[str, Any]
+    asked: Asked
     data: str
-    figure: dict[str, Any]
+    figure: JsonObject
     threads: int
     device: str | None
     imports: list[str]
@@ -114,7 +114,7 @@ def title(claim: Claim) -> str:
     return f"trial {claim.index} ({', '.join(f'{name}={value!r}' for name, value in claim.parameters.items())})"
 
 
-def train_trials(job: Job, claims: list[Claim]) -> list[tuple[float, dict[str, Any]] | Exception]:
+def train_trials(job: Job, claims: list[Claim]) -> list[tuple[float, Outcome] | Exception]:
     """Of each (score, what to remember of it), or why there is none. A run that was begun by a worker that died goes on from its last
     checkpoint."""
     began = time.monotonic()
@@ -138,7 +138,7 @@ def _settings(job: Job, claim: Claim) -> Settings:
     return settings
 
 
-def _outcome(figure: Figure, record: dict[str, Any] | Exception, began: float) -> tuple[float, dict[str, Any]] | Exception:
+def _outcome(figure: Figure, record: JsonObject | Exception, began: float) -> tuple[float, Outcome] | Exception:
     if isinstance(record, dict):
         score, cost = figure.of(record), record["cost"]
         if math.isfinite(score):
@@ -151,14 +151,14 @@ def _outcome(figure: Figure, record: dict[str, Any] | Exception, began: float) -
     return record
 
 
-def trial_settings(settings: Settings, parameters: dict[str, Any], device: str | None) -> Settings:
+def trial_settings(settings: Settings, parameters: Parameters, device: str | None) -> Settings:
     chosen = apply(settings, parameters)
     return replace(
         chosen, train=replace(chosen.train, baseline=False, refit=False, fit_time=False, device=chosen.train.device or device), prepare={}
     )
 
 
-def last_entry(log: Path) -> dict[str, Any]:
+def last_entry(log: Path) -> JsonObject:
     """The newest whole line of a run's log; {} where there is none."""
     try:
         with open(log, "rb") as file:
