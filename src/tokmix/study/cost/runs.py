@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from tokmix.core.checks import is_there
-from tokmix.runs.files import read_json
+from tokmix.runs.files import JsonObject, read_json
 
 TUNE, COMPARE, RECORD = "tune.json", "compare.json", "training.json"
 NOT_MEASURED = "not measured"
@@ -35,7 +34,7 @@ class RunCost:
         """From a record of any version; None where what Cost(R) needs is missing."""
         if not isinstance(record, dict) or not all(isinstance(record.get(name), (int, float)) for name in NEEDED):
             return None
-        values: dict[str, Any] = {field.name: record.get(field.name) for field in fields(cls)}
+        values: JsonObject = {field.name: record.get(field.name) for field in fields(cls)}
         return cls(**values)
 
 
@@ -127,14 +126,14 @@ def _compared(folder: Path) -> list[Result]:
     return [Result(name, costs) for name, costs in groups.items()]
 
 
-def _listed(path: Path, known: dict[str, Any], name: str) -> list[dict[str, Any]]:
+def _listed(path: Path, known: JsonObject, name: str) -> list[JsonObject]:
     found = known.get(name)
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise ValueError(f"{path} is damaged: {name!r} is not a list of runs")
     return found
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> JsonObject:
     if not path.is_file():
         raise ValueError(f"{path} is missing: {path.parent} is not a model folder of `tokmix train`")
     return read_json(path)

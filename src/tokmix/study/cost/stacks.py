@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import Any
 
 import torch
 
@@ -100,7 +99,7 @@ class Priced:
             found.append((matmul, matmul + sum(count * cost.pointwise for cost, count in at)))
         return found
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         layers = []
         for place, (layer, costs) in enumerate(zip(self.model.layers, self.layers, strict=True)):
             alone = [layer.mixer.cost(length).matmul for length in self.lengths]
@@ -140,8 +139,8 @@ class Pair:
     matmul: Crossing
     with_pointwise: Crossing
 
-    def record(self) -> dict[str, Any]:
-        shown: dict[str, Any] = {"a": self.a, "b": self.b, "looked_at": [1, self.matmul.farthest]}
+    def record(self) -> dict[str, object]:
+        shown: dict[str, object] = {"a": self.a, "b": self.b, "looked_at": [1, self.matmul.farthest]}
         for name, met in (("matmul", self.matmul), ("with_pointwise", self.with_pointwise)):
             less = {"a": self.a, "b": self.b, None: None}[met.winner]
             shown[name] = {"less": less, "from": met.start, "a_less": met.a_less, "b_less": met.b_less}

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tokmix.runs.files import replacing
 from tokmix.study.explain.run import Explained
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SHADES = " ·░▒▓█"
 WIDEST = 64  # tokens of a map in a terminal
@@ -85,13 +89,13 @@ def picture(out: str | Path, found: Explained, heads: bool = False) -> Path:
     return Path(out)
 
 
-def _save(page: Any, path: Path) -> None:
+def _save(page: Figure, path: Path) -> None:
     """The whole picture or none."""
     with replacing(path) as partial:
         page.savefig(partial, format=path.suffix[1:].lower())
 
 
-def _panel(axes: Any, title: str, weights: Tensor, tokens: list[str]) -> None:
+def _panel(axes: Axes, title: str, weights: Tensor, tokens: list[str]) -> None:
     from tokmix.show.plots import GREY, INK
 
     axes.imshow(weights.tolist(), cmap="Blues", vmin=0, vmax=brightest(weights), interpolation="nearest")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -25,6 +25,9 @@ from tokmix.training import model_folder
 from tokmix.training.imports import import_files
 from tokmix.training.model_folder import Trained
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 TOKENS = 256  # of a text: a larger map is neither affordable nor legible
 EXACT = 2**17  # tokens^2 x width x layers up to which maps are exact
 SAMPLES = 32
@@ -37,13 +40,13 @@ class Explained:
     cut: bool = False  # the text went on beyond what the model reads
     words: Attribution | None = None  # which words made the label or score
 
-    def record(self, heads: bool = True) -> dict[str, Any]:
+    def record(self, heads: bool = True) -> dict[str, object]:
         told = {} if self.words is None else {"words": self.words.record()}
         return {**told, "tokens": self.tokens, "cut": self.cut, "maps": [_record(one, heads) for one in self.maps]}
 
 
-def _record(one: explain.Map, heads: bool) -> dict[str, Any]:
-    known: dict[str, Any] = {
+def _record(one: explain.Map, heads: bool) -> dict[str, object]:
+    known: dict[str, object] = {
         "title": one.title, "layer": one.layer, "mixer": one.mixer, "what": one.what, "estimate": one.samples is not None,
         "samples": one.samples, "weights": one.weights.tolist(),
     }  # fmt: skip
@@ -127,7 +130,7 @@ def encode(trained: Trained, texts: Sequence[str], encoder: Encoder | None = Non
     return rows[0].tolist(), bool(cut)
 
 
-def token_names(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+def token_names(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """How tokens are shown: a space as ·, a line end as ⏎, part of a character by its bytes' letters."""
     names = []
     for token in ids:

@@ -12,9 +12,9 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from tokmix.data.prepare.targets import LABELLED
+from tokmix.runs.files import JsonObject
 from tokmix.training.model_folder import Trained
 from tokmix.training.predict import Predictor
 
@@ -50,7 +50,7 @@ class Attribution:
     check: Check | None  # None: too few words
     left_out: int = 0  # words beyond MOST, which were not tried
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         return asdict(self)
 
     def lines(self, count: int = 8) -> list[str]:
@@ -117,7 +117,7 @@ def attribute(trained: Trained, texts: Sequence[str], seed: int = 0, predictor: 
     return Attribution(label or "score", before, words, check, len(places) - len(tried))
 
 
-def _value(answer: dict[str, Any], label: str | None) -> float:
+def _value(answer: JsonObject, label: str | None) -> float:
     return float(answer["score"] if label is None else answer["probabilities"][label])
 
 
