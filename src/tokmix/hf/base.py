@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -23,6 +24,23 @@ from tokmix.hf.config import TokmixConfig
 
 HEAD = "core.head."
 _WHERE = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+
+
+class Others(TypedDict, total=False):
+    """What else a forward pass takes; shift_labels for the next token alone."""
+
+    inputs_embeds: Tensor | None
+    output_hidden_states: bool | None
+    output_attentions: bool | None
+    shift_labels: Tensor | None
+
+
+class LoadingInfo(TypedDict):
+    """What did not fit, as transformers lists it: names of weights, and of those of another shape both shapes."""
+
+    missing_keys: Iterable[str]
+    unexpected_keys: Iterable[str]
+    mismatched_keys: Iterable[tuple[str, torch.Size, torch.Size]]
 
 
 class WrongWeights(ValueError, RuntimeError):
@@ -88,7 +106,7 @@ class TokmixPreTrainedModel(PreTrainedModel):
         position_ids: Tensor | None,
         segment_ids: Tensor | None,
         segments: Segments | None,
-        others: dict[str, Any],
+        others: Others,
         past: Cache | None = None,
         use_cache: bool | None = None,
     ) -> Encoded:
@@ -121,7 +139,7 @@ class TokmixPreTrainedModel(PreTrainedModel):
             raise ValueError("give either input_ids or inputs_embeds")
         return input_ids if inputs_embeds is None else inputs_embeds  # type: ignore[return-value]
 
-    def _wants(self, name: str, others: dict[str, Any]) -> bool:
+    def _wants(self, name: Literal["output_hidden_states", "output_attentions"], others: Others) -> bool:
         asked = others.pop(name, None)
         return bool(getattr(self.config, name, False) if asked is None else asked)
 
@@ -145,8 +163,10 @@ class TokmixPreTrainedModel(PreTrainedModel):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         self.core.head = new_embeddings
 
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        embedding = super().resize_token_embeddings(*args, **kwargs)
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         self.core.config = replace(self.core.config, vocab=embedding.num_embeddings)
         return embedding
 
@@ -169,7 +189,7 @@ class TokmixPreTrainedModel(PreTrainedModel):
 
 
 @contextmanager
-def _one_line(path: Any) -> Iterator[None]:
+def _one_line(path: str | Path | None) -> Iterator[None]:
     """Errors about a folder of ours as one line that names it; those about names on the hub are left as they are."""
     try:
         yield
@@ -179,7 +199,7 @@ def _one_line(path: Any) -> Iterator[None]:
         raise ValueError(f"model folder {str(path)!r} cannot be loaded: {' '.join(str(error).split())}") from error
 
 
-def _check(path: Any, info: dict[str, Any], new_head: bool, any_shape: bool) -> None:
+def _check(path: str | Path | None, info: LoadingInfo, new_head: bool, any_shape: bool) -> None:
     """A weight that is missing or of another shape would be left to chance, one too many would be dropped; only a head
     may be new. any_shape: whoever loads it takes weights of another shape for new ones."""
     shapes = {name: f"{name} of shape {list(found)} for {list(wanted)}" for name, found, wanted in info["mismatched_keys"]}

@@ -34,7 +34,7 @@ class MixerState(CacheLayerMixin):
     supports_early_init = False
     is_croppable = True
 
-    def __init__(self, max_cache_len: int = 0, **unused: Any):
+    def __init__(self, max_cache_len: int = 0, **unused: object):
         super().__init__()
         self.room = max_cache_len  # of a static cache
         self.reset()
@@ -111,7 +111,7 @@ class MixerState(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise ValueError("the state of a mixer is not made of keys and values")
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         raise ValueError("the state of a mixer is not made of keys and values")
 
 

@@ -165,7 +165,7 @@ class TokmixConfig(PreTrainedConfig):
         """The parent's check knows only the layers of its own models."""
 
 
-def _merge(known: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def _merge(known: dict[str, object], changes: dict[str, object]) -> dict[str, object]:
     """The settings of a folder with those that a user's script changes: another head or number of classes needs other names."""
     changes = {key: value for key, value in changes.items() if value is not None or key == "feed_forward"}
     if "head" not in changes and known.get("head") in ("classify", "regress"):
@@ -180,5 +180,5 @@ def _merge(known: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return {**known, **changes}
 
 
-def _without(known: dict[str, Any], *names: str) -> dict[str, Any]:
+def _without(known: dict[str, object], *names: str) -> dict[str, object]:
     return {key: value for key, value in known.items() if key not in names}

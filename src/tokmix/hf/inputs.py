@@ -10,8 +10,7 @@ segments        a tokmix.Segments, made on the host: spares the device a questio
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -126,7 +125,7 @@ def _positions(position_ids: Tensor, ids: Tensor) -> Tensor:
     return position_ids.cpu().long().expand(ids.shape)
 
 
-def refuse(forward: Callable[..., Any], others: dict[str, Any], more: tuple[str, ...] = ()) -> None:
+def refuse(forward: Callable[..., object], others: Mapping[str, object], more: tuple[str, ...] = ()) -> None:
     """Raise for an argument that a forward pass does not know, unless it asks for nothing."""
     for name, value in others.items():
         if value is not None and value is not False:

@@ -7,7 +7,7 @@ signature for a column that a batch may have).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Never, Unpack
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from transformers.utils.generic import can_return_tuple
 
 from tokmix.core.segments import Segments
 from tokmix.hf import inputs, loss
-from tokmix.hf.base import TokmixPreTrainedModel
+from tokmix.hf.base import Others, TokmixPreTrainedModel
 from tokmix.hf.config import TokmixConfig
 from tokmix.hf.swapped import refuse_continuous_batching
 
@@ -43,7 +43,7 @@ class TokmixModel(TokmixPreTrainedModel):
         segment_ids: Tensor | None = None,
         segments: Segments | None = None,
         token_type_ids: Tensor | None = None,  # unused: separators say where a text ends
-        **others: Any,
+        **others: Unpack[Others],
     ) -> BaseModelOutputWithPast:
         done = self._encode(input_ids, attention_mask, position_ids, segment_ids, segments, others, past_key_values, use_cache)
         x: Any = self.core.finish(done.x, done.segments)
@@ -72,7 +72,7 @@ class TokmixForCausalLM(TokmixPreTrainedModel, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         token_type_ids: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
-        **others: Any,
+        **others: Unpack[Others],
     ) -> CausalLMOutputWithPast:
         shift_labels = others.pop("shift_labels", None)
         done = self._encode(input_ids, attention_mask, position_ids, segment_ids, segments, others, past_key_values, use_cache)
@@ -93,7 +93,7 @@ class TokmixForCausalLM(TokmixPreTrainedModel, GenerationMixin):
         inputs.check_ends(kwargs.get("attention_mask"))
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
-    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+    def init_continuous_batching(self, *args: object, **kwargs: object) -> Never:
         refuse_continuous_batching()
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ class TokmixForMaskedLM(TokmixPreTrainedModel):
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         token_type_ids: Tensor | None = None,
-        **others: Any,
+        **others: Unpack[Others],
     ) -> MaskedLMOutput:
         done = self._encode(input_ids, attention_mask, position_ids, segment_ids, segments, others)
         logits: Any = self.core.finish(done.x)
@@ -143,7 +143,7 @@ class TokmixForTokenClassification(TokmixPreTrainedModel):
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         token_type_ids: Tensor | None = None,
-        **others: Any,
+        **others: Unpack[Others],
     ) -> TokenClassifierOutput:
         done = self._encode(input_ids, attention_mask, position_ids, segment_ids, segments, others)
         logits: Any = self.core.finish(done.x)
@@ -168,7 +168,7 @@ class TokmixForQuestionAnswering(TokmixPreTrainedModel):
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        **others: Any,
+        **others: Unpack[Others],
     ) -> QuestionAnsweringModelOutput:
         done = self._encode(input_ids, attention_mask, position_ids, segment_ids, segments, others)
         scores = self.core.finish(done.x)  # [B, T, 2]
@@ -207,7 +207,7 @@ class TokmixForSequenceClassification(TokmixPreTrainedModel):
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         token_type_ids: Tensor | None = None,
-        **others: Any,
+        **others: Unpack[Others],
     ) -> SequenceClassifierOutput:
         done = self._encode(input_ids, attention_mask, position_ids, segment_ids, segments, others)
         outputs = self.core.finish(done.x, done.segments)

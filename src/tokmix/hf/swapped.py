@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Never
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ class SwappedAttention(nn.Module):
         self.windowed = getattr(old, "sliding_window", None) is not None
         self._call, self._last = inspect.signature(type(old).forward), last
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    def forward(self, *args: object, **kwargs: object) -> tuple[Tensor, None]:
         given = self._call.bind(self, *args, **kwargs).arguments
         given |= given.pop("kwargs", {})
         x: Tensor = given["hidden_states"]
@@ -64,7 +64,7 @@ class SwappedAttention(nn.Module):
     def _slot(self, past: Cache) -> SwappedState:
         if isinstance(past, EncoderDecoderCache):
             past = past.self_attention_cache
-        layers: list[Any] = past.layers
+        layers = past.layers
         while len(layers) <= self.layer_idx:  # DynamicCache() without a config grows as it is filled
             layers.append(DynamicLayer())
         slot = layers[self.layer_idx]
@@ -94,10 +94,12 @@ def _repeated(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tenso
     return (k, v) if groups == 1 else (k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1))
 
 
-def read_relu(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any) -> tuple[Tensor, None]:
+def read_relu(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool | None = None, **more: object
+) -> tuple[Tensor, None]:
     """As relu_attention reads: ReLU(s / ‖s‖) of the scores s, whatever their scale."""
     k, v = _repeated(module, q, k, v)
-    allowed = _allowed(module, q, k, mask, more.get("is_causal"))
+    allowed = _allowed(module, q, k, mask, is_causal)
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = q.to(wide) @ k.to(wide).transpose(-1, -2)
     if allowed is not None:
@@ -105,10 +107,12 @@ def read_relu(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor |
     return (relu_of_normalised(scores).to(v.dtype) @ v).transpose(1, 2).contiguous(), None
 
 
-def read_linear(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any) -> tuple[Tensor, None]:
+def read_linear(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool | None = None, **more: object
+) -> tuple[Tensor, None]:
     """As linear_attention reads, with the features elu + 1; under a mask by the products of all pairs."""
     k, v = _repeated(module, q, k, v)
-    allowed = _allowed(module, q, k, mask, more.get("is_causal"))
+    allowed = _allowed(module, q, k, mask, is_causal)
     q, k = linear_attention.features(q), linear_attention.features(k)
     if allowed is None:
         y = linear_attention.bidirectional(q, k, v)
@@ -128,7 +132,7 @@ for _name, _reader in READERS.items():
     AttentionInterface.register(PREFIX + _name, _reader)
 
 
-def refuse_continuous_batching(*args: object, **kwargs: object) -> None:
+def refuse_continuous_batching(*args: object, **kwargs: object) -> Never:
     """In place of a method of transformers."""
     raise ValueError(
         "continuous batching deals out keys and values by pages, and a mixer's state has none: use generate() with a padded batch"

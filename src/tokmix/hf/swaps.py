@@ -10,7 +10,7 @@ The swap is written into model.config.tokmix_swap: save_pretrained and from_pret
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -172,7 +172,7 @@ def _made(spec: stack.Spec, old: Any, number: int, place: int, record: Swap, las
 
 
 @torch.no_grad()
-def value_map(old: Any, dim: int) -> nn.Linear:
+def value_map(old: nn.Module, dim: int) -> nn.Linear:
     """The layer's value and output weights as one linear map: what its attention gives for a token that reads itself alone."""
     name = next(names[-1] for names in PROJECTIONS if hasattr(old, names[0]))
     values = getattr(old, name)
@@ -205,7 +205,7 @@ def _torch_swap(model: nn.Module, mixer: str, layers: object, init: str, max_len
     return swap_attention(model, mixer, causal=causal, max_len=max_len)
 
 
-def _post_init(original: Any) -> Any:
+def _post_init(original: Callable[[PreTrainedModel], None]) -> Callable[[PreTrainedModel], None]:
     def post_init(self: PreTrainedModel) -> None:
         """As transformers' own; then the swap that the config holds, before weights are loaded."""
         original(self)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from tokmix.core.checks import one_of
@@ -13,9 +12,15 @@ NAMES = {"pad": "pad_token", "unk": "unk_token", "cls": "cls_token", "sep": "sep
 
 
 def wrap_tokenizer(
-    tokenizer: Any, roles: dict[str, int], *, max_len: int | None = None, left: bool = False, spelled: bool = False, bos: int | None = None
+    tokenizer: Tokenizer,
+    roles: dict[str, int],
+    *,
+    max_len: int | None = None,
+    left: bool = False,
+    spelled: bool = False,
+    bos: int | None = None,
 ) -> PreTrainedTokenizerFast:
-    """tokenizer   a tokenizers.Tokenizer, ready for its task
+    """tokenizer   ready for its task
     roles       ids of pad, unk, cls, sep, mask, eot, as far as there are
     max_len     where truncation=True cuts
     left        pad on the left, as generate() needs it
@@ -24,7 +29,7 @@ def wrap_tokenizer(
     """
     for role in roles:
         one_of("role", role, NAMES)
-    named = {NAMES[role]: tokenizer.id_to_token(number) for role, number in roles.items()}
+    named: dict[str, str | int | None] = {NAMES[role]: tokenizer.id_to_token(number) for role, number in roles.items()}
     if max_len is not None:
         named["model_max_length"] = max_len
     if bos is not None:
