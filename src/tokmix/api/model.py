@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tokmix.api.data import Data, Frame, as_path
 from tokmix.api.settings import Kept, told
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from tokmix.core.model import Model
+    from tokmix.runtime.model import Answer
     from tokmix.study.explain.run import Explained
     from tokmix.training.model_folder import Trained
 
@@ -78,7 +79,7 @@ class TrainedModel:
     def __repr__(self) -> str:
         return f"TrainedModel({str(self.folder)!r}, task={self.task!r}, stack={self.model.config.stack!r})"
 
-    def answers(self, texts: Texts) -> Iterator[JsonObject]:
+    def answers(self, texts: Texts) -> Iterator[Answer]:
         """What `tokmix predict` prints, one for each text as it comes: text, label and probabilities, or text and score."""
         from tokmix.training.predict import Predictor
 
@@ -86,7 +87,9 @@ class TrainedModel:
 
     def predict(self, texts: Texts) -> Any:
         """The label of each text, its labels (a list) where it may have several, or its score."""
-        kind = {"regress": "score", "multilabel": "labels"}.get(self.task, "label")
+        kind: Literal["score", "labels", "label"] = (
+            "score" if self.task == "regress" else "labels" if self.task == "multilabel" else "label"
+        )
         found = [answer[kind] for answer in self.answers(texts)]
         return found[0] if self._is_one(texts) else found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ class RowAnswers:
     def __init__(self, work: TrainingTask, world: World, say: Callable[[str], None]):
         self.work, self.world, self.mixture = work, world, Mixture()
         self.said: Outputs | None = None  # the network's outputs for the rows of the figure
-        self.network: dict[str, Any] | None = None  # the network's own figures, where it does not answer alone
+        self.network: Mapping[str, object] | None = None  # the network's own figures, where it does not answer alone
         self.refitted = 0  # rows that the network learned from in all, where it went on after its figure
         self.bag = self._fit(say) if work.train.baseline and world.first else None
 
@@ -178,7 +178,7 @@ class RowAnswers:
         told = {"kind": str(one.kind), "features": one.features, "rows": one.rows, "seconds": one.seconds, "tried": one.tried}
         return {name: value for name, value in found.items() if isinstance(value, float)} | told | {"intervals": found["intervals"]}
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         work = self.work
         learned = {"network": self.refitted or (len(work.files["train"]) if work.kept is None else len(work.kept))}
         if self.mixture.by != NETWORK and self.bag is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tokmix.core.optional import np
 from tokmix.data.card import Card
@@ -13,14 +13,17 @@ from tokmix.training import linear
 from tokmix.training.defaults import is_pair
 from tokmix.training.linear import ABSENT, Linear, Row, available
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 __all__ = ["ABSENT", "available", "bag_of_words", "bag_texts", "fit_split", "predictions", "texts_of"]
 HELD = 0.1  # share of the rows that settings are chosen on, where no rows are held out for it
 
 
-def bag_texts(tokenizer: Any, roles: dict[str, int], pair: bool, rows: Iterable[Sequence[int]]) -> list[Row]:
+def bag_texts(tokenizer: Tokenizer, roles: dict[str, int], pair: bool, rows: Iterable[Sequence[int]]) -> list[Row]:
     """The texts whose words are counted, from the ids of rows: what the network does not see, the bag does not either."""
     if not pair:
-        return tokenizer.decode_batch([list(ids) for ids in rows])
+        return list(tokenizer.decode_batch([list(ids) for ids in rows]))
     ends, parts = roles.get("sep"), []
     for ids in rows:
         listed = list(ids)
@@ -30,7 +33,7 @@ def bag_texts(tokenizer: Any, roles: dict[str, int], pair: bool, rows: Iterable[
     return list(zip(texts[::2], texts[1::2], strict=True))
 
 
-def texts_of(split: TokenSplit, tokenizer: Any, card: Card, rows: np.ndarray | None = None, chunk: int = 4096) -> list[Row]:
+def texts_of(split: TokenSplit, tokenizer: Tokenizer, card: Card, rows: np.ndarray | None = None, chunk: int = 4096) -> list[Row]:
     """Those of these rows of a split, or of all."""
     texts: list[Row] = []
     chosen = np.arange(len(split)) if rows is None else rows
@@ -75,7 +78,7 @@ def predictions(files: TokenFiles, split: str, rows: np.ndarray | None = None) -
     return scores.argmax(-1), found.features
 
 
-def bag_of_words(files: TokenFiles, split: str, rows: np.ndarray | None = None) -> dict[str, Any]:
+def bag_of_words(files: TokenFiles, split: str, rows: np.ndarray | None = None) -> dict[str, float]:
     """Fitted on these rows of train, or on all of it -> accuracy on `split`, and the seconds it took."""
     began, wanted = time.monotonic(), files[split].targets
     assert wanted is not None

@@ -112,7 +112,7 @@ class _Writing:
     """A checkpoint on its way to the disk."""
 
     path: Path
-    state: dict[str, Any]
+    state: dict[str, object]
     done: Future[str]  # a checksum
     part: Part | None = None  # of several processes
 
@@ -142,13 +142,13 @@ class Checkpoints:
 
     # --- writing -------------------------------------------------------------------------------------------------------
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any], world: World = World()) -> Path:  # noqa: B008 - frozen
+    def save(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, object], world: World = World()) -> Path:  # noqa: B008 - frozen
         """It is on the disk on return. Every process has to call this."""
         self.begin(step, tensors, state, world)
         self.finish(world)
         return self.folder / self._name(step, world)
 
-    def begin(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any], world: World = World()) -> None:  # noqa: B008
+    def begin(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, object], world: World = World()) -> None:  # noqa: B008
         """Copy the tensors to host memory and write them in the background. The one before is waited for. Every process has to call
         this. OSError where the one before could not be written."""
         self.finish(world)
@@ -181,7 +181,7 @@ class Checkpoints:
         threading.Thread(target=run, name="checkpoint").start()  # no daemon: the process ends when it has written
         return done
 
-    def _write(self, path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> str:
+    def _write(self, path: Path, tensors: dict[str, Tensor], state: dict[str, object]) -> str:
         made = save_tensors(path, tensors, Header(state).notes())
         self._prune(path)
         return made

@@ -17,13 +17,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorProperties, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
@@ -41,7 +40,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class PartsRecord:
-    state: dict[str, Any]
+    state: dict[str, object]
     shapes: dict[str, list[int]]  # of the full tensors
     parts: dict[str, str]  # file -> checksum
     checksum: str = ""
@@ -92,7 +91,7 @@ class _Pieces(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         pass
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
         pass
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -124,7 +123,7 @@ class Part:
         self.copies = {}
         return made
 
-    def commit(self, path: Path, state: dict[str, Any], done: Future[str], world: World, prune: Callable[[Path], None]) -> None:
+    def commit(self, path: Path, state: dict[str, object], done: Future[str], world: World, prune: Callable[[Path], None]) -> None:
         """When all parts are there, the folder gets its record and its name. The same OSError on every process where one failed."""
         error = done.exception()
         if error is not None and not isinstance(error, OSError):
@@ -153,7 +152,7 @@ class _Reader(StorageReader):
     def __init__(self, stored: StoredParts):
         self.stored = stored
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         chunks: dict[str, list[ChunkStorageMetadata]] = {name: [] for name in self.stored.shapes}
         for (name, offsets), piece in self.stored.pieces.items():
             chunks[name].append(ChunkStorageMetadata(torch.Size(offsets), piece.shape))
@@ -162,17 +161,18 @@ class _Reader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
         safe = need("safetensors", "loading a checkpoint")
-        by_file: dict[str, list[Any]] = {}
+        by_file: dict[str, list[tuple[str, ReadItem]]] = {}
         for item in plan.items:
-            assert item.storage_index.offset is not None
-            by_file.setdefault(self.stored.pieces[item.storage_index.fqn, tuple(item.storage_index.offset)].file, []).append(item)
+            name, offset = item.storage_index.fqn, item.storage_index.offset
+            assert offset is not None
+            by_file.setdefault(self.stored.pieces[name, tuple(offset)].file, []).append((_key(name, offset), item))
         for file, items in by_file.items():
             with safe.safe_open(self.stored.path / file, "pt") as opened:
-                for item in items:
-                    piece = opened.get_slice(_key(item.storage_index.fqn, item.storage_index.offset))
+                for key, item in items:
+                    piece = opened.get_slice(key)
                     place = tuple(slice(first, first + length) for first, length in zip(item.storage_offsets, item.lengths, strict=True))
                     target = planner.resolve_tensor(item).detach()
-                    target.copy_(piece[place] if place else opened.get_tensor(_key(item.storage_index.fqn, item.storage_index.offset)))
+                    target.copy_(piece[place] if place else opened.get_tensor(key))
                     planner.commit_tensor(item, target)
         done: torch.futures.Future[None] = torch.futures.Future()
         done.set_result(None)
@@ -181,7 +181,7 @@ class _Reader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         pass
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: object, **kwargs: object) -> None:
         pass
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:

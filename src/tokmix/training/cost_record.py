@@ -22,7 +22,7 @@ from tokmix.data.batches.windows import WindowBatches
 from tokmix.data.order import Shuffle
 from tokmix.runs.machine import machine, versions
 from tokmix.training.engine import Engine
-from tokmix.training.meter import NOT_MEASURED, add_up
+from tokmix.training.meter import NOT_MEASURED, Measured, add_up
 from tokmix.training.task import TrainingTask
 
 
@@ -148,4 +148,16 @@ def with_warm_up(cost: dict[str, Any], warm: dict[str, Any] | None) -> dict[str,
         "steps": cost["steps"] + warm["steps"],
     }
     kept = ("flops_training", "examples", "tokens", "steps", "seconds", "energy_joules")
-    return add_up(warm, cost) | mean | summed | {"warm_up": {name: warm[name] for name in kept}}
+    both = add_up(_measured(warm), _measured(cost))
+    return {**cost, **both, **mean, **summed, "warm_up": {name: warm[name] for name in kept}}
+
+
+def _measured(cost: dict[str, Any]) -> Measured:
+    """What adds up of it."""
+    return {
+        "seconds": cost["seconds"],
+        "peak_memory_bytes": cost["peak_memory_bytes"],
+        "energy_joules": cost["energy_joules"],
+        "energy_source": cost["energy_source"],
+        "energy_note": cost["energy_note"],
+    }

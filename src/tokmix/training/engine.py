@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ from tokmix.training.meter import Meter
 from tokmix.training.optimizers import Optimizers, means
 from tokmix.training.pacing import AGREE, Pacing
 from tokmix.training.prefetch import Prefetch
-from tokmix.training.progress import Diverged, Interrupted, Progress
+from tokmix.training.progress import Diverged, Entry, Interrupted, Progress
 from tokmix.training.schedule import Growth, learning_rate, on_signal, planned_steps
 from tokmix.training.sharding import sharding
 from tokmix.training.static_shapes import BatchSlot, pad
@@ -39,7 +38,7 @@ from tokmix.training.step import Step
 from tokmix.training.target_scaler import TargetScaler
 from tokmix.training.task import TrainingTask
 
-Log = Callable[[dict[str, Any]], None]  # takes one entry of log.jsonl
+Log = Callable[[Entry], None]  # takes one entry of log.jsonl
 COMPILED = 600.0  # seconds of a run above which its layers are compiled: compiling takes about a minute
 
 
@@ -297,9 +296,10 @@ class Engine:
     def _note(self) -> None:
         losses, progress = self.look(), self.progress
         if losses:
+            brief = self.meter.brief()
             self.log({"step": progress.step, "total": progress.total, "epoch": progress.epoch, "loss": sum(losses) / len(losses),
                       "losses": losses, "tokens": progress.tokens, "seconds": progress.seconds,
-                      **self.meter.brief()})  # fmt: skip
+                      "peak_memory_bytes": brief["peak_memory_bytes"], "energy_joules": brief["energy_joules"]})  # fmt: skip
             progress.losses = []
 
     # --- evaluations -------------------------------------------------------------------------------------------------

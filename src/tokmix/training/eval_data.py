@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tokmix.training.preflight import check_not_late
 READING = ("format", "pattern", "header", "encoding", "subset", "separator", "sheet", "label_separator", "merge_labels")
 
 
-def columns_of(trained: Trained) -> dict[str, Any]:
+def columns_of(trained: Trained) -> dict[str, str]:
     """The columns it was trained on, as settings of prepare."""
     columns = trained.record["columns"]
     if not columns:
@@ -55,7 +55,7 @@ def table_or_text(trained: Trained, path: Path, encoding: str) -> Part:
 
 
 @contextmanager
-def token_files(trained: Trained, data: str | Path, settings: dict[str, Any]) -> Iterator[TokenFiles]:
+def token_files(trained: Trained, data: str | Path, settings: Mapping[str, object]) -> Iterator[TokenFiles]:
     """Prepared data as it is (it has to fit the model); other data is prepared in a folder that goes away."""
     if is_prepared(data):
         check_not_late(data, settings)
@@ -83,7 +83,7 @@ def _check_fits(trained: Trained, data: str | Path, files: TokenFiles) -> None:
         raise ValueError(f"{data} has the classes {', '.join(card.labels)}, but the model {', '.join(trained.labels)}")
 
 
-def _settings(trained: Trained, data: str | Path, settings: dict[str, Any]) -> dict[str, Any]:
+def _settings(trained: Trained, data: str | Path, settings: Mapping[str, object]) -> dict[str, Any]:
     task = "lm" if trained.task == "mlm" and trained.record["stream"] else trained.task
     known = reading_of(trained, data) | columns_of(trained)
     known |= {"task": task, "tokenizer": str(trained.folder / "tokenizer.json"), **settings}
@@ -107,7 +107,7 @@ def _has_header(data: str | Path, known: dict[str, Any]) -> bool:
     return isinstance(part, Delimited) and set(known.get("text", "").split(",")) <= set(part.columns())
 
 
-def _is_idle(name: str, known: dict[str, Any], parts: list[Part]) -> bool:
+def _is_idle(name: str, known: Mapping[str, object], parts: list[Part]) -> bool:
     """Whether what held for the training data says nothing about this."""
     if name in ("text", "label", "split_column") and isinstance(parts[0], Text):
         return True  # plain text has no columns

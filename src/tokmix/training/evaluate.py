@@ -100,7 +100,7 @@ def table(task: str, found: dict[str, Any]) -> str:
     return printable("\n".join([*lines, f"{name} {found[name]:.4f}"]))
 
 
-def class_lines(classes: dict[str, dict[str, Any]]) -> list[str]:
+def class_lines(classes: dict[str, dict[str, float]]) -> list[str]:
     """Each class's precision, recall and F1; of many classes those with the lowest F1."""
     chosen = list(classes.items())
     if len(chosen) > CLASSES:

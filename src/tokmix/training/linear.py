@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
@@ -27,6 +27,10 @@ from tokmix.runtime.bag import Row as Row
 from tokmix.runtime.bag import pair_text as pair_text
 from tokmix.runtime.pair_features import PairFeatures, measured
 from tokmix.training.checkpoint import load_tensors, save_tensors
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+    from sklearn.feature_extraction.text import TfidfVectorizer
 
 NAME, WEIGHTS = "linear.json", "linear.safetensors"
 FORMAT, VERSION = "tokmix-linear", 2
@@ -63,15 +67,24 @@ class Kind:
         return f"{name} with C {self.C:g} on word 1-2 grams" + (" and character 2-5 grams" if self.characters else "")
 
 
+class Tried(TypedDict):
+    """A kind, and how well it did on the held-out rows."""
+
+    kind: str
+    C: float
+    characters: bool
+    score: float
+
+
 @dataclass
 class Features:
     """Rows -> a sparse matrix: TF-IDF of terms, and of pairs what the two texts have in common."""
 
-    vectorizers: list[Any]
+    vectorizers: list[TfidfVectorizer]
     pairs: PairFeatures | None = None
 
     @classmethod
-    def fit(cls, rows: Sequence[Row], characters: bool) -> tuple[Features, Any]:
+    def fit(cls, rows: Sequence[Row], characters: bool) -> tuple[Features, csr_matrix]:
         """-> (features, their matrix of these rows)"""
         texts = [pair_text(row) for row in rows]
         words, counted = _fitted(WORDS, texts)
@@ -86,7 +99,7 @@ class Features:
             return found.with_characters(texts, _beside(parts))
         return found, _beside(parts)
 
-    def with_characters(self, texts: Sequence[str], matrix: Any) -> tuple[Features, Any]:
+    def with_characters(self, texts: Sequence[str], matrix: csr_matrix) -> tuple[Features, csr_matrix]:
         """The same and n-grams of characters, where there are some; `matrix`: these features of these texts."""
         more, counted = _fitted(CHARACTERS, texts)
         return (self, matrix) if more is None else (Features([*self.vectorizers, more], self.pairs), _beside([matrix, counted]))
@@ -96,7 +109,7 @@ class Features:
         words = self.vectorizers[0]
         return {term: float(words.idf_[place]) for term, place in words.vocabulary_.items() if " " not in term}
 
-    def __call__(self, rows: Sequence[Row]) -> Any:
+    def __call__(self, rows: Sequence[Row]) -> csr_matrix:
         """[rows, features] float32, sparse"""
         texts = [pair_text(row) for row in rows]
         parts = [self.vectorizers[0].transform(texts)]
@@ -115,7 +128,7 @@ class Linear:
     seconds: float = 0.0
     fit_seconds: float = 0.0  # of those, without the search for settings
     rows: int = 0  # fitted on
-    tried: list[dict[str, Any]] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
 
     @property
     def features(self) -> int:
@@ -160,19 +173,19 @@ def load(folder: Path) -> Linear | None:
     return Linear(known["task"], kind, made, weights, bias, seconds=known["seconds"], rows=known["rows"])
 
 
-def _vectorizer(settings: dict[str, Any], **more: Any) -> Any:
+def _vectorizer(settings: dict[str, Any], **more: object) -> TfidfVectorizer:
     text = need("sklearn.feature_extraction.text", "a bag of words")
     given = {name: value for name, value in settings.items() if name != "terms"} | {"ngram_range": tuple(settings["ngram_range"])}
     return text.TfidfVectorizer(sublinear_tf=True, dtype=np.float32, **given, **more)
 
 
-def _restored(settings: dict[str, Any], idf: np.ndarray) -> Any:
+def _restored(settings: dict[str, Any], idf: np.ndarray) -> TfidfVectorizer:
     made = _vectorizer(settings, vocabulary={term: i for i, term in enumerate(settings["terms"])})
     made.idf_ = idf
     return made
 
 
-def _fitted(settings: dict[str, Any], texts: Sequence[str]) -> tuple[Any, Any]:
+def _fitted(settings: dict[str, Any], texts: Sequence[str]) -> tuple[TfidfVectorizer | None, csr_matrix | None]:
     """A vocabulary of these texts, and their matrix; (None, None) where no term is common enough, or no text has one."""
     made = _vectorizer(settings, max_features=TERMS)
     try:
@@ -181,13 +194,13 @@ def _fitted(settings: dict[str, Any], texts: Sequence[str]) -> tuple[Any, Any]:
         return None, None
 
 
-def _beside(parts: Sequence[Any]) -> Any:
+def _beside(parts: Sequence[csr_matrix]) -> csr_matrix:
     from scipy.sparse import hstack
 
     return parts[0] if len(parts) == 1 else hstack(parts).tocsr()
 
 
-def _sparse(dense: np.ndarray) -> Any:
+def _sparse(dense: np.ndarray) -> csr_matrix:
     from scipy.sparse import csr_matrix
 
     return csr_matrix(dense)
@@ -197,7 +210,7 @@ def _pairs(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     return [row for row in rows if not isinstance(row, str)]
 
 
-def _solve(kind: Kind, features: Any, targets: np.ndarray, classes: int, balance: bool) -> tuple[np.ndarray, np.ndarray]:
+def _solve(kind: Kind, features: csr_matrix, targets: np.ndarray, classes: int, balance: bool) -> tuple[np.ndarray, np.ndarray]:
     """-> (weights [classes, features], bias [classes])"""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression, Ridge
@@ -258,7 +271,7 @@ def fit(
     if len(places) > most:
         places = np.sort(np.random.default_rng(seed).choice(places, most, replace=False))
     kind = Kind("ridge" if task == "regress" else "svm", 0.3 if task != "regress" else 1.0)
-    tried: list[dict[str, Any]] = []
+    tried: list[Tried] = []
     if held is not None and held.any():
         kind, tried = _search(task, rows, targets, classes, places, np.flatnonzero(held), balance, limit)
     searched = time.monotonic()
@@ -291,15 +304,15 @@ def _search(
     held: np.ndarray,
     balance: bool,
     limit: float | None,
-) -> tuple[Kind, list[dict[str, Any]]]:
+) -> tuple[Kind, list[Tried]]:
     """The best settings on the held-out rows: every C on words, then the best two with characters too."""
     shown, others = [rows[i] for i in kept], [rows[i] for i in held]
     kinds = [Kind(name, C) for name, grid in GRID.items() for C in grid if _applies(name, task, classes)]
-    tried: list[dict[str, Any]] = []
+    tried: list[Tried] = []
     clock = time.process_time if limit is None else time.monotonic  # how far it comes is not to hang on what else the machine does
     end = clock() + (SEARCH_SECONDS if limit is None else limit)
 
-    def run(some: Sequence[Kind], matrix: Any, other: Any) -> None:
+    def run(some: Sequence[Kind], matrix: csr_matrix, other: csr_matrix) -> None:
         for one in some:
             if tried and clock() > end:
                 return

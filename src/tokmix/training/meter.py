@@ -16,13 +16,27 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 import torch
 
 POWERCAP = Path("/sys/class/powercap")
 NOT_MEASURED = "not measured"
 OFTEN = 5.0  # seconds between readings: a RAPL counter may wrap around within minutes, and reading NVML takes a while
+
+
+class Brief(TypedDict, total=False):
+    peak_memory_bytes: int | None  # None: not measured
+    energy_joules: float | None
+
+
+class Measured(Brief, total=False):
+    """Empty before anything was measured."""
+
+    seconds: float
+    peak_memory_of: str  # gpu or process
+    energy_source: str
+    energy_note: str  # what the number leaves out, or why there is none
 
 
 class EnergyCounter(Protocol):
@@ -120,7 +134,7 @@ class Meter:
         clock: Callable[[], float] = time.monotonic,
     ):
         self.device, self.make_counter, self.clock = device, counter, clock
-        self.before: dict[str, Any] = {}  # what a checkpoint brought
+        self.before: Measured = {}  # what a checkpoint brought
         self.counter: EnergyCounter | str | None = None  # a text: why there is none
         self.began: float | None = None
         self.seconds, self.energy, self.read_at = 0.0, 0.0, 0.0
@@ -148,37 +162,40 @@ class Meter:
         self.sample(now=True)
         self.began = None
 
-    def resume(self, measured: dict[str, Any]) -> None:
+    def resume(self, measured: Measured) -> None:
         """Go on from what an earlier process measured."""
-        self.before = dict(measured)
+        self.before = measured.copy()
 
-    def own(self) -> dict[str, Any]:
+    def own(self) -> Measured:
         """Of this process alone, since start(), as of the last sample."""
-        known = self.counter is not None and not isinstance(self.counter, str)
-        source, note = (self.counter.source, self.counter.note) if known else (NOT_MEASURED, self.counter or "")  # type: ignore[union-attr]
+        energy: float | None = None
+        if self.counter is None or isinstance(self.counter, str):
+            source, note = NOT_MEASURED, self.counter or ""
+        else:
+            energy, source, note = self.energy, self.counter.source, self.counter.note
         return {
             "seconds": self.seconds,
             "peak_memory_bytes": self.peak,
             "peak_memory_of": "gpu" if self.device.type == "cuda" else "process",
-            "energy_joules": self.energy if known else None,
+            "energy_joules": energy,
             "energy_source": source,
             "energy_note": note,
         }
 
-    def brief(self) -> dict[str, Any]:
+    def brief(self) -> Brief:
         """For a line of the log: so far, as of the last reading; of several processes, this one."""
         totals = self.totals()
-        return {name: totals[name] for name in ("peak_memory_bytes", "energy_joules")}
+        return {"peak_memory_bytes": totals["peak_memory_bytes"], "energy_joules": totals["energy_joules"]}
 
-    def totals(self, parts: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    def totals(self, parts: list[Measured] | None = None) -> Measured:
         """All that was measured, by processes before this one and by all of the present: `parts` holds own() of each."""
         if self.before and self.counter is None:  # nothing was left to do
-            return dict(self.before)
+            return self.before.copy()
         now = _together([self.own()] if parts is None else parts)
         return add_up(self.before, now) if self.before else now
 
 
-def _together(parts: list[dict[str, Any]]) -> dict[str, Any]:
+def _together(parts: list[Measured]) -> Measured:
     """Processes side by side: each its own GPU; on a CPU all read the same counters, and the first one's will do."""
     first = parts[0]
     peaks = [part["peak_memory_bytes"] for part in parts if part["peak_memory_bytes"] is not None]
@@ -188,7 +205,7 @@ def _together(parts: list[dict[str, Any]]) -> dict[str, Any]:
     return joined if joined["energy_joules"] is not None else joined | _unmeasured([part["energy_note"] for part in parts])
 
 
-def add_up(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+def add_up(before: Measured, after: Measured) -> Measured:
     """One after the other. Energy of a part only is no energy of the whole."""
     peaks = [part["peak_memory_bytes"] for part in (before, after) if part["peak_memory_bytes"] is not None]
     joined = after | {"seconds": before["seconds"] + after["seconds"], "peak_memory_bytes": max(peaks, default=None)}
@@ -205,7 +222,7 @@ def _sum(values: list[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _unmeasured(reasons: list[str]) -> dict[str, Any]:
+def _unmeasured(reasons: list[str]) -> Measured:
     return {"energy_joules": None, "energy_source": NOT_MEASURED, "energy_note": next((reason for reason in reasons if reason), "")}
 
 

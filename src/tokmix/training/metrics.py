@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from tokmix.core.optional import need, np
@@ -20,7 +21,7 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float:
     return _correlation(need("scipy.stats", "a correlation").spearmanr, a, b)
 
 
-def _correlation(function: Any, a: np.ndarray, b: np.ndarray) -> float:
+def _correlation(function: Callable, a: np.ndarray, b: np.ndarray) -> float:
     if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return 0.0
     with warnings.catch_warnings():

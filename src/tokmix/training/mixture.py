@@ -22,7 +22,7 @@ class Mixture:
     network: float = 1.0
     bag: float = 0.0
     shift: float = 0.0
-    held: dict[str, Any] = field(default_factory=dict)  # name -> the figure on held-out rows and its interval
+    held: dict[str, dict[str, float]] = field(default_factory=dict)  # name -> the figure on held-out rows and its interval
     rows: int = 0  # held out
     thresholds: list[float] = field(default_factory=list)  # of multilabel: a label is given from this probability on
 
@@ -38,7 +38,7 @@ class Mixture:
         share = np.clip(np.asarray(self.thresholds, dtype=np.float64), 1e-6, 1 - 1e-6)
         return outputs - np.log(share / (1 - share))
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         return asdict(self)
 
     @classmethod

@@ -15,12 +15,13 @@ Loading here needs neither transformers nor the network: the core model is read 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,6 +37,9 @@ from tokmix.training.linear import Linear
 from tokmix.training.mixture import NETWORK, Mixture
 from tokmix.training.small_weights import expanded, without_scales
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 RECORD = "training.json"
 FORMAT = "tokmix-training"
 VERSION = 2  # 1: the same without hashes
@@ -50,7 +54,7 @@ def save(
     model: Model,
     card: Card,
     tokenizer: Path,
-    record: dict[str, Any],
+    record: Mapping[str, object],
     readme: str,
     more: Callable[[Path], None] = lambda folder: None,
 ) -> None:
@@ -102,7 +106,7 @@ def _no_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _hf() -> Any:
+def _hf() -> ModuleType:
     try:
         import tokmix.hf
     except ImportError as error:
@@ -116,7 +120,7 @@ class Trained:
 
     folder: Path
     model: Model
-    tokenizer: Any
+    tokenizer: Tokenizer
     record: dict[str, Any]
 
     @property

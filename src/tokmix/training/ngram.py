@@ -8,10 +8,13 @@ kinds(h) is how many different bytes followed h. Documents are read one after th
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tokmix.core.optional import np
 from tokmix.data.tokens import TokenFiles, TokenSplit
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 ORDER = 5
 MOST = 2**26  # bytes of train that are counted
@@ -47,7 +50,7 @@ def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.nda
     return np.where(keys[place] == wanted, values[place], 0)
 
 
-def read_bytes(split: TokenSplit, tokenizer: Any, most: int | None = None, rows: np.ndarray | None = None) -> np.ndarray:
+def read_bytes(split: TokenSplit, tokenizer: Tokenizer, most: int | None = None, rows: np.ndarray | None = None) -> np.ndarray:
     """The text of a split or of these documents of it, or its beginning, as bytes."""
     pieces, size = [], 0
     chosen = np.arange(len(split)) if rows is None else rows
@@ -61,7 +64,7 @@ def read_bytes(split: TokenSplit, tokenizer: Any, most: int | None = None, rows:
     return np.concatenate([np.zeros(0, dtype=np.uint8), *pieces])[:most]
 
 
-def baseline(files: TokenFiles, split: str, rows: np.ndarray | None = None) -> dict[str, Any]:
+def baseline(files: TokenFiles, split: str, rows: np.ndarray | None = None) -> dict[str, float]:
     """Counted on these documents of train, or on all of it -> bits per byte of `split`, and the seconds it took."""
     began, tokenizer = time.monotonic(), files.tokenizer()
     train, test = read_bytes(files["train"], tokenizer, MOST, rows), read_bytes(files[split], tokenizer)

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,6 +23,7 @@ from tokmix.data.prepare.rows import text_of
 from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.read.files import Text, format_of
 from tokmix.data.read.lines import decoded, lines
+from tokmix.runtime.model import Answer
 from tokmix.training import model_folder
 from tokmix.training.baseline import bag_texts
 from tokmix.training.eval_data import table_or_text
@@ -42,7 +42,7 @@ class Predictor:
             raise ValueError(f"{trained.folder} is a model for {trained.task}, and predict needs classify or regress; {what}")
         self.trained, self.encoder, self.cut = trained, trained.encoder(), 0
 
-    def __call__(self, texts: Iterable[str | tuple[str, ...]]) -> Iterator[dict[str, Any]]:
+    def __call__(self, texts: Iterable[str | tuple[str, ...]]) -> Iterator[Answer]:
         """An answer for each text, in order; for a model of pairs a text is (one, the other)."""
         stream = iter(texts)
         while chunk := [self._row(text) for text in islice(stream, CHUNK)]:
@@ -73,7 +73,7 @@ class Predictor:
     def _network(self, encoded: Sequence[np.ndarray]) -> torch.Tensor:
         return by_length(self.trained.model, encoded, self.trained.model)
 
-    def _answer(self, output: torch.Tensor) -> dict[str, Any]:
+    def _answer(self, output: torch.Tensor) -> Answer:
         if self.trained.task == "regress":
             return {"score": float(output)}
         labels = self.trained.labels
@@ -142,7 +142,7 @@ def run(
     return count
 
 
-def _csv_header(answer: dict[str, Any], top: int | None) -> list[str]:
+def _csv_header(answer: Answer, top: int | None) -> list[str]:
     """The text columns, the answer, and its probability; with top: so many classes and their probabilities."""
     texts = ["text"] if isinstance(answer["text"], str) else ["text1", "text2"]
     if "score" in answer:
@@ -152,7 +152,7 @@ def _csv_header(answer: dict[str, Any], top: int | None) -> list[str]:
     return [*texts, *(f"{what}{i}" for i in range(1, len(answer["probabilities"]) + 1) for what in ("label", "probability"))]
 
 
-def _csv_row(answer: dict[str, Any], top: int | None) -> list[Any]:
+def _csv_row(answer: Answer, top: int | None) -> list[str]:
     texts = [answer["text"]] if isinstance(answer["text"], str) else list(answer["text"])
     if "score" in answer:
         return [*texts, f"{answer['score']:.6g}"]
@@ -163,7 +163,7 @@ def _csv_row(answer: dict[str, Any], top: int | None) -> list[Any]:
     return [*texts, answer["label"], f"{answer['probabilities'][answer['label']]:.4f}"]
 
 
-def _table_row(answer: dict[str, Any], top: int | None = None) -> str:
+def _table_row(answer: Answer, top: int | None = None) -> str:
     text = answer["text"] if isinstance(answer["text"], str) else " | ".join(answer["text"])
     shown = " ".join(text.split())
     shown = shown if len(shown) <= 60 else shown[:57] + "..."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def card_hash(folder: Path) -> str:
     return hashlib.sha256((folder / "card.json").read_bytes()).hexdigest()
 
 
-def check_not_late(data: str | Path, settings: dict[str, Any], prefix: str = "") -> None:
+def check_not_late(data: str | Path, settings: Mapping[str, object], prefix: str = "") -> None:
     """Settings of preparing are of no use where that is done."""
     if settings and is_prepared(data):
         raise ValueError(f"{data} is prepared already, so {prefix}{next(iter(settings))} comes too late")

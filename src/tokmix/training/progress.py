@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from tokmix.training.meter import Brief, Measured
 
 
 @dataclass
@@ -20,9 +23,23 @@ class Progress:
     held_share: float = 1.0  # of the held-out rows, how much an evaluation reads
     best_score: float | None = None
     best_step: int = 0
-    history: list[dict[str, Any]] = field(default_factory=list)  # one entry an evaluation
-    measured: dict[str, Any] = field(default_factory=dict)  # wall time, memory and energy so far: see meter.py
+    history: list[dict[str, float]] = field(default_factory=list)  # one entry an evaluation
+    measured: Measured = field(default_factory=Measured)  # wall time, memory and energy so far: see meter.py
     losses: list[float] = field(default_factory=list)  # of the steps since the last line of the log
+
+
+class Entry(Brief, total=False):
+    """A line of log.jsonl: losses of some steps, or figures on what is held out, or at the end what the run cost."""
+
+    step: int
+    total: int
+    epoch: int
+    loss: float  # the mean of losses
+    losses: list[float]
+    tokens: int
+    seconds: float
+    held: dict[str, float]
+    cost: Mapping[str, object]
 
 
 class Diverged(ValueError):

@@ -9,13 +9,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tokmix.data.prepare.targets import LABELLED
 from tokmix.runs.files import replacing, write_text
 from tokmix.training import trackers
 from tokmix.training.mixture import Mixture
+from tokmix.training.progress import Entry
 from tokmix.training.task import main_figure
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 SHOWN = ("accuracy", "pearson", "loss")
 EVERY = 10.0  # seconds between lines where nothing else happens
@@ -27,8 +31,8 @@ class Log:
     def __init__(self, path: Path, quiet: bool = False, report_to: str | None = None, settings: Mapping[str, object] | None = None):
         self.path, self.quiet, self.report_to, self.settings = path, quiet, report_to, settings or {}
         self.tracker: trackers.Tracker | None = None
-        self.file: Any = None
-        self.bar: Any = None
+        self.file: TextIO | None = None
+        self.bar: Progress | None = None
         self.loss, self.held, self.last = float("nan"), "", time.monotonic()
         self.start: tuple[float, int, int] | None = None  # (time, step, tokens) since when the pace is taken
 
@@ -44,7 +48,7 @@ class Log:
             self.bar = _bar()
         return lost
 
-    def add_cost(self, step: int, epoch: int, cost: dict[str, Any]) -> None:
+    def add_cost(self, step: int, epoch: int, cost: Mapping[str, object]) -> None:
         """The last line of a log."""
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, "total": step, "epoch": epoch, "cost": cost}) + "\n")
@@ -61,7 +65,7 @@ class Log:
             self.bar.stop()
             self.bar = None
 
-    def __call__(self, entry: dict[str, Any]) -> None:
+    def __call__(self, entry: Entry) -> None:
         if self.file is not None:
             self.file.write(json.dumps(entry) + "\n")
             self.file.flush()
@@ -76,7 +80,7 @@ class Log:
         if not self.quiet:
             self._show(entry)
 
-    def _pace(self, entry: dict[str, Any]) -> str:
+    def _pace(self, entry: Entry) -> str:
         assert self.start is not None
         began, step, tokens = self.start
         seconds = max(time.monotonic() - began, 1e-9)
@@ -85,7 +89,7 @@ class Log:
         left = (entry["total"] - entry["step"]) * seconds / (entry["step"] - step)
         return f"{(entry['tokens'] - tokens) / seconds:,.0f} tokens/s  {clock(left)} left"
 
-    def _show(self, entry: dict[str, Any]) -> None:
+    def _show(self, entry: Entry) -> None:
         line = f"step {entry['step']:>6}/{entry['total']}  epoch {entry['epoch'] + 1}" + (
             "" if math.isnan(self.loss) else f"  loss {self.loss:.4f}"
         )
@@ -98,7 +102,7 @@ class Log:
             self.last = time.monotonic()
 
 
-def read_log(path: Path) -> tuple[list[dict[str, Any]], int]:
+def read_log(path: Path) -> tuple[list[Entry], int]:
     """(entries, damaged lines). A kill cuts off the last line, which is not counted; a power cut may fill any with zeros."""
     if not path.is_file():
         return [], 0
@@ -117,7 +121,7 @@ def read_log(path: Path) -> tuple[list[dict[str, Any]], int]:
     return entries, lost
 
 
-def _bar() -> Any:
+def _bar() -> Progress | None:
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn

@@ -19,7 +19,7 @@ VERSION = 1
 @dataclass(frozen=True)
 class RunRecord:
     source: str  # hash of prepared data, else the data's name
-    settings: dict[str, dict[str, Any]]  # model, train, prepare
+    settings: dict[str, dict[str, object]]  # model, train, prepare
     chosen: dict[str, Any] = field(default_factory=dict)  # at the first start, by Choices
     format: str = FORMAT
     version: int = VERSION
@@ -40,7 +40,7 @@ class Choices:
 
     def __init__(self, out: Path, world: World):
         self.out, self.world = out, world
-        self.known: dict[str, Any] = world.agree(RunRecord.read(out).chosen if world.first else None)
+        self.known: dict[str, int] = world.agree(RunRecord.read(out).chosen if world.first else None)
 
     def get(self, name: str, choose: Callable[[], int]) -> int:
         if name not in self.known:

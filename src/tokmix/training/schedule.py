@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType
 
 from tokmix.training.distributed import World
 from tokmix.training.task import TrainingTask
@@ -59,9 +59,9 @@ def learning_rate(step: int, total: int, lr: float, warmup: float, final: float,
 @contextmanager
 def on_signal(ask: Callable[[], None]) -> Iterator[None]:
     """The first Ctrl-C (or request to end) asks; a second one ends at once, as it would without us."""
-    before: dict[int, Any] = {}
+    before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
-    def note(number: int, frame: Any) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         ask()
         signal.signal(number, before[number])
 

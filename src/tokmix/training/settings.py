@@ -133,7 +133,7 @@ class TrainSettings:
                 raise ValueError(f"train.{name}={getattr(self, name)} should be above 0")
 
 
-def _check(group: str, settings: Any) -> None:
+def _check(group: str, settings: object) -> None:
     for name, hint in get_type_hints(type(settings)).items():
         typed(f"{group}.{name}", getattr(settings, name), hint)
 
@@ -148,7 +148,7 @@ class Settings:
     prepare: dict[str, Any] = field(default_factory=dict)  # only what was said: a prepared folder takes nothing
 
     @classmethod
-    def of(cls, config: str | Path | None = None, given: Mapping[str, Any] | None = None) -> Settings:
+    def of(cls, config: str | Path | None = None, given: Mapping[str, object] | None = None) -> Settings:
         """`given` holds what was said, by full name: {"train.lr": 1e-3, "model.stack": "hsm*4"}; it goes before the config."""
         known = _flat(read_config(config)) if config is not None else {}
         known |= dict(given or {})
@@ -159,7 +159,7 @@ class Settings:
         PrepareSettings.of(**parts["prepare"])
         return cls(ModelSettings(**parts["model"]), TrainSettings(**parts["train"]), parts["prepare"])
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, dict[str, object]]:
         return {"model": asdict(self.model), "train": asdict(self.train), "prepare": self.prepare}
 
 
@@ -172,8 +172,8 @@ def _place(name: str) -> tuple[str, str]:
     return group, key
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _flat(config: Mapping[str, object]) -> dict[str, object]:
+    found: dict[str, object] = {}
     for group, values in config.items():
         if group == "about":
             continue
@@ -203,7 +203,7 @@ def read_config(source: str | Path) -> dict[str, Any]:
     return config
 
 
-def read_file(path: Path) -> Any:
+def read_file(path: Path) -> object:
     """What a .json (or .yaml) file holds."""
     try:
         return _yaml(path) if path.suffix in (".yaml", ".yml") else json.loads(path.read_text(encoding="utf-8"))
@@ -211,7 +211,7 @@ def read_file(path: Path) -> Any:
         raise ValueError(f"{path} is not JSON: {error}") from None
 
 
-def _yaml(path: Path) -> Any:
+def _yaml(path: Path) -> object:
     try:
         import yaml
     except ImportError as error:
@@ -227,7 +227,7 @@ def _yaml(path: Path) -> Any:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], without: Iterable[str] = ()) -> list[str]:
+def differences(before: Mapping[str, object], now: Mapping[str, object], without: Iterable[str] = ()) -> list[str]:
     """'train.lr=0.001, was 0.01' for each setting of two records that is not the same."""
     old, new = (_flat(json.loads(json.dumps(record))) for record in (before, now))
     return [

@@ -8,7 +8,7 @@ lm                  a running text              WindowBatches
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import cache
 from typing import Any
 
@@ -284,7 +284,7 @@ def asked_tokens(targets: Tensor, masking: Masking | None = None) -> Tensor:
     return (flat == IGNORE).to(torch.uint8).argsort(stable=True)[:most]
 
 
-def main_figure(task: str, figures: dict[str, Any]) -> tuple[str, int]:
+def main_figure(task: str, figures: Container[str]) -> tuple[str, int]:
     """(name of the figure a task is known by, 1 where higher is better else -1)"""
     if task == "embed" and "spearman" in figures:
         return "spearman", 1
@@ -319,10 +319,11 @@ def evaluate(
         else:
             hits += int((logits.argmax(-1) == expected).sum())
     parts = world.gather((total, count, hits, rows, outputs, targets))
-    total, count, hits = (sum(part[i] for part in parts) for i in range(3))
+    total, count, hits = sum(part[0] for part in parts), sum(part[1] for part in parts), sum(part[2] for part in parts)
     figures: dict[str, Any] = {"rows" if task in LABELLED else "tokens": count, "loss": total / max(count, 1)}
     if task in LABELLED:
-        predicted, wanted = (np.concatenate([piece for part in parts for piece in part[i]]) for i in (4, 5))
+        predicted = np.concatenate([piece for part in parts for piece in part[4]])
+        wanted = np.concatenate([piece for part in parts for piece in part[5]])
         return figures | row_figures(task, predicted, wanted, labels)
     figures["token_accuracy"] = hits / max(count, 1)
     if task == "lm" and size:

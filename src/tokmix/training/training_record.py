@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +13,7 @@ from tokmix.training.warmup import Start
 
 
 def training_record(
-    engine: Engine, split: str | None, figures: dict[str, Any], bag: dict[str, Any] | None, start: Start | None
+    engine: Engine, split: str | None, figures: Mapping[str, object], bag: Mapping[str, object] | None, start: Start | None
 ) -> dict[str, Any]:
     work, card, progress = engine.work, engine.work.card, engine.progress
     return {

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from tokmix.data.prepare.targets import LABELLED
-from tokmix.runs.files import JsonObject
+from tokmix.runtime.model import Answer
 from tokmix.training.model_folder import Trained
 from tokmix.training.predict import Predictor
 
@@ -117,7 +117,7 @@ def attribute(trained: Trained, texts: Sequence[str], seed: int = 0, predictor: 
     return Attribution(label or "score", before, words, check, len(places) - len(tried))
 
 
-def _value(answer: JsonObject, label: str | None) -> float:
+def _value(answer: Answer, label: str | None) -> float:
     return float(answer["score"] if label is None else answer["probabilities"][label])
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -111,11 +110,11 @@ class TransferTask(TrainingTask):
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         return outputs * batch.count
 
-    def score(self, figures: dict[str, Any]) -> float:
+    def score(self, figures: Mapping[str, float]) -> float:
         return -float(figures["loss"])
 
     @torch.no_grad()
-    def evaluate(self, model: Model, batches: Batches, world: World, size: int | None = None) -> dict[str, Any]:
+    def evaluate(self, model: Model, batches: Batches, world: World, size: int | None = None) -> dict[str, float]:
         """The loss on the first HELD_TOKENS of the text held out."""
         total, count = 0.0, 0
         for batch in batches.epoch(0):
