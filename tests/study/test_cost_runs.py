@@ -163,6 +163,7 @@ def test_a_resumed_run_adds_to_what_was_measured(data, tmp_path):
     first = made()
     with pytest.raises(KeyboardInterrupt):
         first.run()
+    first.checkpoints.finish()  # the last one is written in the background
     second = made()
     assert second.restore() and second.progress.step == 4
     assert second.progress.measured["seconds"] == 12.0, "what came after the checkpoint is lost, and will be done again"
