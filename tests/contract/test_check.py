@@ -122,7 +122,7 @@ def test_one_file_one_import_line_and_one_row_of_the_readme_add_a_mixer(tmp_path
     """To a temporary checkout, whose own tests then find it and try it."""
     for name in ("src/tokmix", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("README.md", "Makefile", "pyproject.toml", "docs"):
+    for name in ("README.md", "Makefile", "pyproject.toml", "docs", "bench"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile)(ROOT / name, tmp_path / name)
     write("slow_mean", tmp_path / "src" / "tokmix" / "layers")
     layers, readme = tmp_path / "src" / "tokmix" / "layers" / "__init__.py", tmp_path / "docs" / "README.md"

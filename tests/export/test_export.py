@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +17,14 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("tokenizers")
 
+import onnx
+
 import tokmix
 from tests.lab import settings, write_scores, write_table, write_text
 from tokmix.cli.main import main
 from tokmix.core.features import compare
 from tokmix.core.segments import Rows, Segments
-from tokmix.export import check, export
+from tokmix.export import check, export, int8
 from tokmix.export.torch_model import TorchModel
 from tokmix.runtime import load
 from tokmix.runtime.folder import read
@@ -162,9 +165,15 @@ def test_int8_is_smaller_and_close(trained: Path, films: Path, tmp_path: Path) -
     tokmix.load(trained / "run").export(tmp_path / "int8", int8=True)
     small, whole = load(tmp_path / "int8"), load(films)
     assert small.predict_proba(TEXTS) == pytest.approx(whole.predict_proba(TEXTS), abs=0.05)
-    graph = __import__("onnx").load(tmp_path / "int8" / "model.onnx").graph
-    assert sum(one.data_type == 3 for one in graph.initializer) > 5, "int8"
-    assert (tmp_path / "int8" / "model.onnx").stat().st_size < 0.45 * (films / "model.onnx").stat().st_size
+    graph = onnx.load(tmp_path / "int8" / "model.onnx").graph
+    assert any(one.data_type == onnx.TensorProto.INT8 for one in graph.initializer)
+    whole_ones = [one.name for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT and not one.name.endswith("_scale")]
+    large = {one.name for one in graph.initializer if len(one.dims) > 1 and math.prod(one.dims) >= int8.SMALLEST}
+    assert not large & set(whole_ones), "every weight of this size is rounded"
+    arrays = {one.name: onnx.numpy_helper.to_array(one) for one in graph.initializer}
+    rounded = [name for name in arrays if name.endswith("_int8")]
+    stored = sum(arrays[name].nbytes + arrays[name.replace("_int8", "_scale")].nbytes for name in rounded)
+    assert stored < 0.45 * sum(4 * arrays[name].size for name in rounded)
     rows = [(text,) for text in TEXTS]
     alone = [small.run([row]) for row in rows]
     for field in ("outputs", "pooled"):

@@ -1,7 +1,7 @@
 """The ops as a kernel repository of the Hugging Face hub, for `kernels.get_kernel` and `get_local_kernel`: Python and Triton alone, so one
 source serves every version of torch (their noarch variants).
 
-    OUT/build/torch-cpu/     metadata.json, __init__.py, ops/, core/token_offsets.py, core/checks.py
+    OUT/build/torch-cpu/     metadata.json, __init__.py, ops/ and the files of core/ that they import
     OUT/build/torch-cuda/    the same
     OUT/README.md, OUT/LICENSE
 
@@ -22,8 +22,8 @@ from tokmix.runs.files import check_free, new_folder, write_json, write_text
 NAME = "tokmix-ops"
 BACKENDS = ("cpu", "cuda")
 SOURCE = Path(tokmix.__file__).parent
-CORE = ("__init__.py", "checks.py", "token_offsets.py")
-OPS = ("causal_hyper_mix", "hyper_mix", "hyper_mlp", "linear_attention", "shift_mix", "short_conv")
+CORE = ("__init__.py", "checks.py", "positions.py", "segments.py", "token_offsets.py")
+OPS = ("causal_hyper_mix", "hyper_mix", "hyper_mlp", "linear_attention", "rotary", "shift_mix", "short_conv")
 IMPORT = re.compile(r"^(\s*)from tokmix\.(\S+) import", re.MULTILINE)
 ABOUT = f"The operations inside tokmix's mixers: {', '.join(OPS)}. Each has a plain-torch reference; a GPU runs Triton kernels."
 TOP = f'''"""{ABOUT}"""
