@@ -30,7 +30,7 @@ SHORTER, FINALISTS = 3, 3  # a search has so many times fewer epochs; rates that
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskSettings:
     """rows, length: about how many to learn from and how long they are, to guess how long a job takes."""
 
     batch: int
@@ -42,11 +42,11 @@ class Task:
 
 
 TASKS = {
-    "mnli": Task(batch=128, epochs=8, dev=0.1, rows=24_300, length=44),
-    "snli": Task(batch=256, epochs=6, dev=0.05, rows=116_300, length=29, limit=64),
-    "qqp": Task(batch=128, epochs=8, dev=0.1, rows=25_400, length=35),
-    "qnli": Task(batch=64, epochs=12, dev=0.1, rows=9_000, length=54),
-    "sst2": Task(batch=128, epochs=5, dev=0.1, rows=62_000, length=17),
+    "mnli": TaskSettings(batch=128, epochs=8, dev=0.1, rows=24_300, length=44),
+    "snli": TaskSettings(batch=256, epochs=6, dev=0.05, rows=116_300, length=29, limit=64),
+    "qqp": TaskSettings(batch=128, epochs=8, dev=0.1, rows=25_400, length=35),
+    "qnli": TaskSettings(batch=64, epochs=12, dev=0.1, rows=9_000, length=54),
+    "sst2": TaskSettings(batch=128, epochs=5, dev=0.1, rows=62_000, length=17),
 }
 
 

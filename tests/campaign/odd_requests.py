@@ -51,10 +51,10 @@ async def _ask(app: Any, method: str, path: str, body: bytes) -> int:
 
 def odd_requests(model: Path, count: int, draw: random.Random) -> Tally:
     from tokmix.pages.play.app import create
-    from tokmix.pages.play.engine import Engine
+    from tokmix.pages.play.engine import PlayService
     from tokmix.training import model_folder
 
-    tally, app = Tally("requests to play"), create(Engine(model_folder.load(model), None), ["127.0.0.1"])
+    tally, app = Tally("requests to play"), create(PlayService(model_folder.load(model), None), ["127.0.0.1"])
 
     async def all_of_them() -> None:
         for number in range(count):

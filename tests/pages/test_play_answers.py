@@ -24,7 +24,7 @@ from tests.serving import GOOD, SHORT, Server, lines
 from tokmix import Model, generate
 from tokmix.pages.play.app import _texts as texts_of
 from tokmix.pages.play.ask import MAX_NEW, TEXT
-from tokmix.pages.play.engine import MAP_TOKENS, WORDS, Engine, attention_config
+from tokmix.pages.play.engine import MAP_TOKENS, WORDS, PlayService, attention_config
 from tokmix.study.explain.words import attribute
 from tokmix.training import model_folder
 from tokmix.training.generate import stream
@@ -80,7 +80,7 @@ def test_a_model_of_pairs_asks_for_two_texts(tmp_path: Path) -> None:
     from fastapi import HTTPException
 
     train(write_scores(tmp_path / "pairs.tsv", 60), tmp_path / "pairs", settings(**SHORT), quiet=True)
-    engine = Engine(model_folder.load(tmp_path / "pairs"))
+    engine = PlayService(model_folder.load(tmp_path / "pairs"))
     assert engine.facts()["pair"] is True
     with pytest.raises(HTTPException, match="'text2' is missing"):
         texts_of(engine, dict(GOOD))

@@ -26,7 +26,7 @@ from tests.serving import GOOD, Server, lines
 from tokmix.cli.main import main
 from tokmix.pages.play.app import AT_ONCE, STREAMS, Busy
 from tokmix.pages.play.ask import BODY, MAX_NEW, TEXT
-from tokmix.pages.play.engine import CONTEXT, MAP_SAMPLES, MAP_TOKENS, Engine
+from tokmix.pages.play.engine import CONTEXT, MAP_SAMPLES, MAP_TOKENS, PlayService
 from tokmix.pages.play.server import is_local, listen, names_of
 from tokmix.training import model_folder
 from tokmix.training.predict import Predictor
@@ -109,13 +109,13 @@ def test_a_body_without_a_length_is_bounded_too(films: Server) -> None:
 
 
 def test_prompts_are_bounded(folder: Path) -> None:
-    engine = Engine(model_folder.load(folder / "lm"))
+    engine = PlayService(model_folder.load(folder / "lm"))
     with pytest.raises(ValueError, match=f"room for {CONTEXT - 1}"):
         engine.tokens("x" * 3 * CONTEXT)
     with pytest.raises(ValueError, match="only one for lm"):
-        Engine(model_folder.load(folder / "films")).tokens("a")
+        PlayService(model_folder.load(folder / "films")).tokens("a")
     with pytest.raises(ValueError, match="cannot be compared"):
-        Engine(model_folder.load(folder / "films"), model_folder.load(folder / "lm"))
+        PlayService(model_folder.load(folder / "films"), model_folder.load(folder / "lm"))
 
 
 def test_too_many_at_once_are_told_to_come_again() -> None:

@@ -68,7 +68,7 @@ def test_on_a_gpu_the_seeds_of_a_model_go_together(tmp_path, monkeypatch):
         asked.append((models[0].item, tuple(seeds), len(sets[0]), epochs))
 
     monkeypatch.setattr(toy, "train_all", train)
-    task = toy_task.Task(tmp_path, 40, 3, 30, torch.device("cpu"), lambda line: None)
+    task = toy_task.ShapesRuns(tmp_path, 40, 3, 30, torch.device("cpu"), lambda line: None)
     for found in task._groups([("none", 1.0, [0, 1]), ("hsm", 0.5, []), ("attention", 0.5, [1])]):
         assert all(one.score is not None for one in found)
     assert asked == [("none", (0, 1), 40, 3), (toy.ITEMS["attention"], (1,), 20, 3)]

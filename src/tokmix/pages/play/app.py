@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokmix.pages.play import ask
-from tokmix.pages.play.engine import Engine, Facts
+from tokmix.pages.play.engine import Facts, PlayService
 from tokmix.runs.files import JsonObject
 
 POLICY = (
@@ -82,7 +82,7 @@ class Guard:
         return await self.app(scope, receive, sent)
 
 
-def create(engine: Engine, hosts: Sequence[str] | None = None) -> FastAPI:
+def create(engine: PlayService, hosts: Sequence[str] | None = None) -> FastAPI:
     """hosts: what a request's Host may say; None: anything."""
     app = FastAPI(title="tokmix play", docs_url=None, redoc_url=None, openapi_url=None)
     requests, streams = Busy(AT_ONCE, "requests"), Busy(STREAMS, "texts being written")
@@ -141,7 +141,7 @@ def _file(content: bytes, kind: str) -> Callable[[Request], Awaitable[Response]]
     return send
 
 
-def _texts(engine: Engine, given: JsonObject) -> list[str]:
+def _texts(engine: PlayService, given: JsonObject) -> list[str]:
     if engine.pair and "text2" not in given:
         raise HTTPException(422, "this model reads two texts: the field 'text2' is missing")
     if not engine.pair and "text2" in given:

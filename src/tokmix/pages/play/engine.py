@@ -83,7 +83,7 @@ def attention_config(config: ModelConfig) -> ModelConfig:
         return like
 
 
-class Engine:
+class PlayService:
     def __init__(self, main: Trained, other: Trained | None = None):
         if other is not None and other.task != main.task:
             raise ValueError(f"{other.folder} is a model for {other.task}, and {main.folder} one for {main.task}: they cannot be compared")

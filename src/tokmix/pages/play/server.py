@@ -27,12 +27,12 @@ def serve(
 
         from tokmix.pages.headers import PATIENCE, patient_protocol
         from tokmix.pages.play.app import AT_ONCE, create
-        from tokmix.pages.play.engine import Engine
+        from tokmix.pages.play.engine import PlayService
     except ImportError as error:
         raise ImportError(f"play needs the packages fastapi, httptools and uvicorn: pip install 'tokmix[play]' ({error})") from error
     within("port", port, 0, 65535)
     import_files(imports)
-    engine = Engine(model_folder.load(model), None if against is None else model_folder.load(against))
+    engine = PlayService(model_folder.load(model), None if against is None else model_folder.load(against))
     local = is_local(host)
     if not local:
         print(f"--host {host}: everyone who can reach this address can use the model; there is no password", file=sys.stderr)

@@ -75,8 +75,8 @@ def compare(
         check_free(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with join_world(device) as world:
-        task = Task(folder, n, epochs or EPOCHS, test, world.device, say)
-        results = task.all([(name, share) for share in reversed(shares) for name in names], numbers, jobs)
+        runs = ShapesRuns(folder, n, epochs or EPOCHS, test, world.device, say)
+        results = runs.all([(name, share) for share in reversed(shares) for name in names], numbers, jobs)
     if not any(one.score is not None for one in results):
         raise ValueError(f"every run failed; the first: {results[0].error}")
     results += [summary.absent_bag(share, str(why_no_bag("the task of shapes"))) for share in shares]
@@ -90,13 +90,13 @@ def compare(
         "metric": METRIC,
         "higher_is_better": False,
         "n": n,
-        "epochs": task.epochs,
+        "epochs": runs.epochs,
         **provenance(),
     }
     return dict(finish(folder, entries, results, numbers, shares, facts, say))
 
 
-class Task:
+class ShapesRuns:
     def __init__(self, folder: Path, n: int, epochs: int, test: int, device: torch.device, say: Say):
         self.folder, self.n, self.epochs, self.device, self.say = folder, n, epochs, device, say
         self.train_set, self.test_set = (part.to(device) for part in shapes.split(n, test, seed=0))
