@@ -106,7 +106,7 @@ os._exit(0)  # a thread of torch's may abort a process as it ends (github.com/py
 
 def torchrun(processes: int, script: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), str(script), *arguments]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}  # the script imports tests
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -138,7 +138,11 @@ def alone(data, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", [((2, True, 0),), ((2, True, 15), (1, False, 25), (2, False, 35), (2, True, 0))], ids=["sharded", "mixed"])
+@pytest.mark.parametrize(
+    "plan",
+    [((2, True, 0),), ((2, True, 15), (1, False, 25), (2, False, 35), (2, True, 0)), ((2, True, 50), (2, True, 0))],
+    ids=["sharded", "mixed", "stopped after the last step"],
+)
 def test_sharded_the_losses_and_the_model_are_those_of_one_process(data, alone, tmp_path, plan):
     """(processes, sharded, the step to stop after): a checkpoint of each is continued by the next."""
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -26,7 +26,7 @@ SEARCH = 0.15  # of --minutes, for trying settings of the bag of words
 KEYS = "trained_on.safetensors"  # hashes of the texts that a model folder was trained on
 
 
-@torch.inference_mode()
+@torch.no_grad()  # as evaluate() of task.py
 def network_outputs(model: nn.Module, batches: Batches, world: World) -> tuple[np.ndarray, np.ndarray]:
     """(outputs, targets) of every row, by row number; each rank reads its part."""
     model.eval()

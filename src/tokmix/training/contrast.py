@@ -141,7 +141,7 @@ class Contrast(TrainingTask):
     def batch_loss(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
         return contrast(mean_of(forward(batch.ids, batch.segments), batch.segments), batch.targets, self.train.temperature)[0].sum()
 
-    @torch.inference_mode()
+    @torch.no_grad()  # as evaluate() of task.py
     def evaluate(self, model: Model, batches: Batches, world: World, size: int | None = None) -> dict[str, float]:
         """retrieved: how often a text's own partner is the nearest of its batch."""
         model.eval()

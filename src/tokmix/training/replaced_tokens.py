@@ -109,7 +109,7 @@ class ReplacedTokens(TrainingTask):
         wrong = F.cross_entropy(decisions.float().flatten(0, 1), replaced.flatten().long(), reduction="none")
         return found + WEIGHT * self.masking.rate * (wrong * real.flatten()).sum()
 
-    @torch.inference_mode()
+    @torch.no_grad()  # as evaluate() of task.py
     def evaluate(self, model: Model, batches: Batches, world: World, size: int | None = None) -> dict[str, float]:
         """detected: the mean of the shares of replaced and of original tokens that were told right; 0.5 is chance."""
         model.eval()

@@ -293,7 +293,7 @@ def main_figure(task: str, figures: Container[str]) -> tuple[str, int]:
     return (metrics.MAIN[task], 1) if task in metrics.MAIN else ("loss", -1)
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: a sharded model's first pass makes buffers that later training steps write to
 def evaluate(
     model: Model, batches: Batches, task: str, labels: list[str], world: World, size: int | None = None, deviation: float = 1.0
 ) -> dict[str, Any]:
