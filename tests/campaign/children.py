@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -11,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LIMIT = 120.0  # seconds after which a child counts as hanging; those in which it waited for a processor do not count
+# Seconds after which a child counts as hanging. Those in which it waited for a processor do not count, but those do in which it waited
+# for another process that had none.
+LIMIT = 300.0
 
 
 @dataclass
@@ -71,8 +74,18 @@ class Child:
         except (OSError, IndexError, ValueError):
             return 0.0
 
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+    def kill(self, workers: bool = False) -> None:
+        """workers: and the processes that it started."""
+        for pid in (self.pid, *(self._started() if workers else ())):  # it goes first, so that it sees no worker die
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _started(self) -> list[int]:
+        found = []
+        for children in Path(f"/proc/{self.pid}/task").glob("*/children"):  # by its threads
+            with contextlib.suppress(OSError):  # that thread has ended
+                found += [int(pid) for pid in children.read_text().split()]
+        return found
 
     def said(self) -> str:
         return self.errors.read_text(errors="replace") if self.errors.exists() else ""

@@ -10,14 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.comparison import Here
 from tests.lab import write_table, write_text
 from tokmix.cli.main import main
+from tokmix.runs import pool
 
 SMALL = [
     "--model.dim", "16", "--train.rows", "16", "--train.steps", "12", "--train.save_steps", "2", "--train.evaluations", "3",
     "--train.log_steps", "1", "--train.threads", "1", "--no-train.baseline", "--train.device", "cpu",
 ]  # fmt: skip
-CHECKPOINTS = ("train", "train lm", "train on two ranks", "train in parts on two ranks")  # those that are killed while they save
+# Those that are killed while they save.
+CHECKPOINTS = ("train", "train lm", "train on two ranks", "train in parts on two ranks", "tune side by side", "compare side by side")
 ROWS = ["--model.stack", "hypermixing(hidden=16)", "--prepare.vocab", "200", *SMALL]
 
 
@@ -31,11 +34,14 @@ class Program:
     command: Callable[[Path], list[str]]  # folder -> arguments; a folder that is there is gone on with
     result: Callable[[Path], str]  # a fingerprint of what it came to
     ranks: int = 1
+    runs: int = 1  # that train side by side, in the process of the command itself: the fault strikes all of them
 
     def run(self, out: Path, rank: int = 0, port: int = 0, more: tuple[str, ...] = ()) -> int:
         if self.ranks > 1:
             world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             os.environ.update({name: str(value) for name, value in world.items()})
+        if self.runs > 1:
+            pool.Pool = Here  # type: ignore[assignment,misc]
         return main([*self.command(out), *more])
 
 
@@ -51,12 +57,16 @@ def programs(folder: Path) -> list[Program]:
     def weights(out: Path) -> str:
         return digest(out / "model" / "model.safetensors")
 
+    def all_weights(out: Path) -> str:
+        return digest(*sorted(out.glob("*/*/model/model.safetensors")))
+
     def trials(out: Path) -> str:
-        known = json.loads((out / "tune.json").read_text())
-        return json.dumps([[one["number"], one["parameters"], one["score"]] for one in known["trials"]])
+        known = json.loads((out / "tune.json").read_text())["trials"]
+        return json.dumps([all_weights(out), *([one["number"], one["parameters"], one["score"]] for one in known)])
 
     def table_of(out: Path) -> str:
-        return json.dumps([[one["entry"], one["seed"], one["score"]] for one in json.loads((out / "compare.json").read_text())["runs"]])
+        known = json.loads((out / "compare.json").read_text())["runs"]
+        return json.dumps([all_weights(out), *([one["entry"], one["seed"], one["score"]] for one in known)])
 
     def train(*more: str, data: Path = table, rows: list[str] = ROWS) -> Callable[[Path], list[str]]:
         return lambda out: ["train", str(data), "--out", str(out), "--resume", *rows, *more]
@@ -64,13 +74,18 @@ def programs(folder: Path) -> list[Program]:
     def prepare(out: Path) -> list[str]:
         return ["prepare", str(table), "--out", str(out), "--vocab", "200"]
 
-    def tune(out: Path) -> list[str]:
-        told = ["--trials", "2", "--workers", "1", *(["--resume"] if (out / "study.json").exists() else [])]
-        return ["tune", str(table), "--out", str(out), *told, *ROWS]
+    def tune(*more: str) -> Callable[[Path], list[str]]:
+        def command(out: Path) -> list[str]:
+            told = ["--workers", "1", *more, *(["--resume"] if (out / "study.json").exists() else [])]
+            return ["tune", str(table), "--out", str(out), *told, *ROWS]
 
-    def compare(out: Path) -> list[str]:
-        told = ["--data", str(table), "--out", str(out), "--seeds", "1", "--jobs", "1", "--resume"]
-        return ["compare", "hypermixing(hidden=16)", "identity", *told, "--prepare.vocab", "200", *SMALL]
+        return command
+
+    def compare(*more: str) -> Callable[[Path], list[str]]:
+        told = ["--data", str(table), "--jobs", "1", "--resume", "--prepare.vocab", "200", *more, *SMALL]
+        return lambda out: ["compare", "hypermixing(hidden=16)", *told, "--out", str(out)]
+
+    beside = ("--side-by-side", "yes")
 
     lm = ["--model.stack", "hsm*2", "--model.length", "32", "--prepare.vocab", "300", *SMALL]
     return [
@@ -78,8 +93,10 @@ def programs(folder: Path) -> list[Program]:
         Program("train with a warm-up", train("--train.pretrain", "1"), weights),
         Program("train lm", train(data=text, rows=lm), weights),
         Program("prepare", prepare, lambda out: digest(out / "card.json")),
-        Program("tune", tune, trials),
+        Program("tune", tune("--trials", "2"), trials),
+        Program("tune side by side", tune("--trials", "3", *beside), trials, runs=3),
         Program("train on two ranks", train(), weights, ranks=2),
         Program("train in parts on two ranks", train("--train.shard"), weights, ranks=2),
-        Program("compare", compare, table_of),
+        Program("compare", compare("identity", "--seeds", "1"), table_of),
+        Program("compare side by side", compare("--seeds", "3", *beside), table_of, runs=3),
     ]

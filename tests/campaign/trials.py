@@ -14,7 +14,8 @@ from tests.campaign.faults import CheckpointFault, PowerCut, end_at, full_disk
 from tests.campaign.odd_requests import odd_requests
 from tests.campaign.programs import CHECKPOINTS, Program, free_port, programs
 
-SLOW = ("compare", "train on two ranks", "train in parts on two ranks", "tune")  # their trials take longest: one of eight
+# Their trials take longest: one of eight.
+SLOW = ("compare", "compare side by side", "train on two ranks", "train in parts on two ranks", "tune", "tune side by side")
 
 
 class References:
@@ -70,8 +71,9 @@ class Trials:
             children = go(self.folder, program, out, more)
             codes, said = [child.wait() for child in children], children[0].said()
         right = not any(codes) and program.result(out) == program.result(self.of.whole[program.name])
-        if right and kept is not None and (count := len(list((out / "checkpoints").iterdir()))) != kept:
-            right, note = False, f"{note}, {count} checkpoints are kept and not {kept}"
+        counts = {len(list(one.iterdir())) for one in out.rglob("checkpoints")}
+        if right and kept is not None and counts - {kept}:
+            right, note = False, f"{note}, {sorted(counts)} checkpoints are kept and not {kept}"
         told = f"{program.name}, {note}: exit {codes}: {said.strip()[-200:]}"
         found = verdict(max(codes, key=abs), said, right)
         tally.add(found, told)
@@ -88,7 +90,7 @@ class Trials:
                 children = go(self.folder, program, out)
                 time.sleep(self.draw.random() * self.of.seconds[program.name])
                 for child in children[: 1 if self.draw.random() < 0.5 else None]:
-                    child.kill()
+                    child.kill(workers=self.draw.random() < 0.5)
                 for child in children:
                     child.wait()
             self.finish(tally, program, out, f"kill {number}")
