@@ -75,6 +75,13 @@ def test_every_option_of_every_mixer_is_documented_with_its_default(name: str) -
     assert documented(section(page_of(name), "Options of", name)) == defaults(options(name))
 
 
+def test_the_page_on_reliability_has_the_counts_of_the_last_campaign() -> None:
+    known = json.loads((ROOT / "tests" / "campaign" / "last.json").read_text())
+    counted = [[one["name"], *(str(one[name]) for name in ("tried", "held", "clean", "wrong"))] for one in known["tallies"]]
+    shown = [row for row in rows((ROOT / "docs" / "reliability.md").read_text()) if len(row) == 5]
+    assert sorted(shown) == sorted(counted)
+
+
 @pytest.mark.parametrize("name", tokmix.mixers())
 def test_every_mixers_page_states_its_order_and_modes(name: str) -> None:
     cls = mixer_class(name)
