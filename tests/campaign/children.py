@@ -67,6 +67,9 @@ class Child:
         os.waitpid(self.pid, 0)
         return -99
 
+    def ended(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
     def _waited(self) -> float:
         """Seconds it was ready and had no processor, on a busy machine most of the time."""
         try:

@@ -86,15 +86,31 @@ class Trials:
         tally = Tally("kills at random times")
         for number in range(count):
             program, out = self.pick(), self.folder / "killed"
-            for _ in range(self.draw.randint(1, 2)):
-                children = go(self.folder, program, out)
-                time.sleep(self.draw.random() * self.of.seconds[program.name])
-                for child in children[: 1 if self.draw.random() < 0.5 else None]:
-                    child.kill(workers=self.draw.random() < 0.5)
-                for child in children:
-                    child.wait()
+            wanted, struck = self.draw.randint(1, 2), 0
+            while struck < wanted:
+                if self._killed(program, out):
+                    struck += 1
+                elif struck:
+                    break
+                else:  # it had ended, so there was no kill
+                    shutil.rmtree(out)
             self.finish(tally, program, out, f"kill {number}")
         return [tally]
+
+    def _killed(self, program: Program, out: Path) -> bool:
+        """Whether it was still there. How long it takes changes with the load of the machine."""
+        began, children = time.monotonic(), go(self.folder, program, out)
+        end = began + self.draw.random() * self.of.seconds[program.name]
+        while time.monotonic() < end and not all(child.ended() for child in children):
+            time.sleep(0.005)
+        there = not all(child.ended() for child in children)
+        for child in children[: 1 if self.draw.random() < 0.5 else None]:
+            child.kill(workers=self.draw.random() < 0.5)
+        for child in children:
+            child.wait()
+        if not there:
+            self.of.seconds[program.name] = time.monotonic() - began
+        return there
 
     def operations(self, count: int) -> list[Tally]:
         tally = Tally("kills at the k-th file operation")
