@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import sys
@@ -27,20 +28,8 @@ from tokmix.runs.machine import machine, versions
 from tokmix.training.meter import Meter
 
 Say = Callable[[str], None]
-NOT_RUN = "not run"
 WORKER = "reproduce.worker"
 THREADS = 4  # of a job on a cluster
-
-
-class _TimedPool(pool.Pool):
-    """Hands out no task any more once the time is over. A task knows how many workers share the device."""
-
-    deadline: float | None = None
-
-    def _ask(self, place: int, task: pool.Task) -> dict[str, Any]:
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            return {"state": NOT_RUN}
-        return super()._ask(place, {**task, "workers": len(self.devices)})
 
 
 def run(
@@ -63,16 +52,15 @@ def run(
     crew = _Crew(items, out, data, quick, only, say, book)
     crew.check_names()
     try:
-        if todo := crew.new():
-            log = out / "workers.log"
-            fed: ClusterPool | _TimedPool
+        if jobs := len(crew.left()):
+            fed: pool.AnyPool
             if on is not None:
-                fed = ClusterPool(on, device, THREADS, log, WORKER, say)
-                book.workers = fed.size
+                fed = cluster = ClusterPool(on, device, THREADS, out / "workers.log", WORKER, say)
+                book.workers = cluster.size
             else:
-                fed = _timed_pool(len(todo), device, workers, log, None if minutes is None else book.began + 60 * minutes, say)
-                book.workers = len(fed.devices)
-            fed.run(todo, crew.report, crew.new)
+                fed = here = _local_pool(jobs, device, workers, out / "workers.log", minutes, say)
+                book.workers = crew.sharing = len(here.devices)
+            fed.run(crew.new(), crew.report, crew.new)
     finally:
         book.write()
         for item in items:
@@ -80,12 +68,11 @@ def run(
     return not crew.left()
 
 
-def _timed_pool(jobs: int, device: str | None, workers: int | None, log: Path, deadline: float | None, say: Say) -> _TimedPool:
+def _local_pool(jobs: int, device: str | None, workers: int | None, log: Path, minutes: float | None, say: Say) -> pool.Pool:
     devices, threads = pool.share_out(device, workers, jobs)
     say(f"{jobs} jobs, {len(devices)} at a time, on {', '.join(sorted(set(devices)))}")
-    fed = _TimedPool(devices, threads, log, WORKER)
-    fed.deadline = deadline
-    return fed
+    until = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    return pool.Pool(devices, threads, log, WORKER, say, until)
 
 
 def _check(device: str | None, workers: int | None, minutes: float | None, on: str | None) -> None:
@@ -111,6 +98,7 @@ class _Crew:
 
     def __init__(self, items: Sequence[Item], out: Path, data: Path | None, quick: bool, only: Sequence[str], say: Say, book: _Book):
         self.items, self.out, self.data, self.quick, self.only, self.say, self.book = items, out, data, quick, only, say, book
+        self.sharing = 1  # workers that share a device, so that its energy is that of all of them; a cluster has one a GPU
         self.handed: set[str] = set()  # files of jobs
         self.told = 0
 
@@ -138,11 +126,11 @@ class _Crew:
         """Tasks for what has not been handed out yet."""
         found = [(item, job) for item, job in self.left() if job.file not in self.handed]
         self.handed |= {job.file for _, job in found}
-        return [_task(item, job, self.out, self.data) for item, job in found]
+        return [_task(item, job, self.out, self.data) | {"workers": self.sharing} for item, job in found]
 
     def report(self, task: pool.Task, answer: dict[str, Any]) -> None:
         self.told += 1
-        if answer["state"] == NOT_RUN:
+        if answer["state"] == pool.NOT_RUN:
             return
         place = f"[{self.told}/{len(self.handed)}] {task['item']} {task['key']}"
         if "seconds" not in answer:  # its process died

@@ -35,9 +35,8 @@ def do(task: dict[str, Any]) -> dict[str, Any]:
         traceback.print_exc()
         outcome = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}", "runs": []}
     meter.stop()
-    workers = task.get("workers", 1)  # a cluster has one a GPU
-    measured = meter.totals() | {"workers": workers}
-    if workers > 1:  # the counter is that of all of them
+    measured = meter.totals() | {"workers": task["workers"]}
+    if task["workers"] > 1:  # the counter is that of all of them
         measured["energy_joules"] = None
     record = {"key": job.key, "kind": job.kind, "spec": job.spec, "outcome": outcome, "measured": measured}
     write_json(Path(task["out"]), record | {"machine": machine(), "versions": versions(), "code": code()})

@@ -18,7 +18,7 @@ BASE = Settings.of(None, GIVEN)
 class Here:
     """A pool without processes."""
 
-    def __init__(self, devices, threads, log):
+    def __init__(self, devices, threads, log, module, say):
         self.devices = devices
 
     def run(self, tasks, report, more=None):

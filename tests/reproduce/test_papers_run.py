@@ -16,6 +16,7 @@ from reproduce import run as running
 from reproduce.item import Item
 from reproduce.job import Context, Job
 from reproduce.run import run
+from tokmix.runs import pool
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,19 +40,19 @@ def item(name: str = "made_up", value: int = 1, breaks: bool = False) -> Item:
     return Item("hypermixer", name, "made up", named, lambda _: "")
 
 
-class Here(running._TimedPool):
+class Here(pool.Pool):
     """A pool without processes."""
 
     def run(self, tasks: Any, report: Any, more: Any = tuple) -> None:
         while tasks:
             for task in tasks:
-                report(task, worker.do(json.loads(json.dumps({**task, "device": self.devices[0], "workers": 1}))))
+                report(task, worker.do(json.loads(json.dumps({**task, "device": self.devices[0]}))))
             tasks = more()
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_TimedPool", Here)
+    monkeypatch.setattr(pool, "Pool", Here)
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,9 +20,12 @@ pytest.importorskip("numpy")
 pytest.importorskip("optuna")
 pytest.importorskip("distributed")
 
+from reproduce import results
+from reproduce import run as papers
 from tests.lab import write_table
 from tests.tuning import ROOT, at_step_5, slow_file, start, trials_of
 from tokmix.cli.main import main
+from tokmix.runs import pool
 
 
 def free_port() -> int:
@@ -92,6 +96,49 @@ def test_a_comparison_on_a_cluster_is_that_of_one_machine(tmp_path, cluster, cap
         (one["entry"], one["seed"], one["state"], one["score"]) for one in there
     ]
     assert len(here) >= 4 and all(one["state"] == "finished" for one in here[:4])
+
+
+def worker_in_a_job() -> tuple[int, int]:
+    """(a worker of the cluster, its process for jobs), once that one has worked for a while."""
+    for _ in range(1200):
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError, IndexError, ValueError):
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                mine = "dask_worker" in Path(f"/proc/{fields[1]}/cmdline").read_text() and parent_of(int(fields[1])) == os.getpid()
+                if mine and "reproduce.worker" in (folder / "cmdline").read_text() and seconds > 4:
+                    return int(fields[1]), int(folder.name)
+        time.sleep(0.1)
+    raise AssertionError("no worker has begun a job")
+
+
+@pytest.mark.slow
+def test_paper_runs_on_two_workers_of_which_one_is_killed_give_the_outcomes_of_one_machine(tmp_path, cluster, monkeypatch, capsys):
+    monkeypatch.setattr(papers, "THREADS", 1)
+    monkeypatch.setattr(pool, "cores", lambda: 1)  # the same sums here and there
+    killed, done = [], []
+    jobs = results.jobs_folder(tmp_path / "there", "recall")
+
+    def kill() -> None:
+        killed.extend(worker_in_a_job())
+        done.extend(jobs.glob("*.json"))
+        for process in killed:
+            os.kill(process, signal.SIGKILL)
+
+    words = ["papers", "hypermlp", "recall", "--quick", "--device", "cpu", "--only", "width16-16-scores", "width16-16-cheap", "--out"]
+    killer = threading.Thread(target=kill)
+    killer.start()
+    assert main([*words, str(tmp_path / "there"), "--on", cluster]) == 0
+    killer.join()
+    assert len(killed) == 2 and not done, "the kill came too late to show anything"
+    assert "2 workers on" in capsys.readouterr().out
+    assert main([*words, str(tmp_path / "here"), "--workers", "1"]) == 0
+    here, there = (results.outcomes(results.load(tmp_path / name / "recall.json")) for name in ("here", "there"))
+    assert set(here) == {"width16-16-scores", "width16-16-cheap"} and without_clock(here) == without_clock(there)
+
+
+def without_clock(outcomes: dict) -> dict:
+    return {key: {name: value for name, value in one.items() if name != "seconds"} for key, one in outcomes.items()}
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_three_workers_of_which_one_is_killed_give_the_trials_of_one(alone, tmp_
     process = start(alone / "t.csv", tmp_path / "study", "--workers", "3", "--import", str(slow))
     os.kill(at_step_5(where, process)[0], signal.SIGKILL)
     _, said = finish(process)
-    assert "a worker died (SIGKILL): its trial is run again" in said
+    assert "its task is done again: its process was killed by signal 9" in said
     assert trials_of(tmp_path / "study") == trials_of(alone / "study")
 
 

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokmix.runs.pool import Answer, Pool, Task
+from tokmix.runs.pool import ATTEMPTS, Answer, Lost, More, Pool, Report, Say, Task, sigterm_interrupts
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-RETRIES = 3  # of a task whose process was lost
 PATIENCE = 20  # seconds for the scheduler to answer
 
 _pools: dict[str, Pool] = {}  # in a worker of the cluster: by study
@@ -31,9 +30,7 @@ _lock = threading.Lock()
 class ClusterPool:
     """Like pool.Pool. ValueError where no scheduler answers."""
 
-    def __init__(
-        self, address: str, device: str | None, threads: int, log: Path, module: str, say: Callable[[str], None] = lambda line: None
-    ):
+    def __init__(self, address: str, device: str | None, threads: int, log: Path, module: str, say: Say = lambda line: None):
         """device: None for the first GPU that a worker sees, else its CPU; threads: those that torch may use in each process; log: in a
         folder that all hosts share; module: what a process runs."""
         self.address, self.device, self.threads, self.log, self.module = address, device, threads, log.resolve(), module
@@ -42,22 +39,22 @@ class ClusterPool:
         there = f"{self.size} worker{'s' * (self.size != 1)} on {address}"
         say(there if self.size else f"{there}: waiting for `dask worker {address} --nthreads 1`")
 
-    def run(self, tasks: Sequence[Task], report: Callable[[Task, Answer], None], more: Callable[[], Sequence[Task]] = lambda: ()) -> None:
-        """As Pool.run. KeyboardInterrupt: runs save a checkpoint first."""
+    def run(self, tasks: Sequence[Task], report: Report, more: More = tuple) -> None:
         from distributed import as_completed
 
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        open_tasks: dict[Future, Task] = {}
         try:
-            open_tasks = {self._submit(task, 0): task for task in tasks}
-            finished = as_completed(list(open_tasks), loop=self.client.loop)
-            for future in finished:
-                task = open_tasks.pop(future)
-                report(task, self._answer(future))
-                for new in more():
-                    made = self._submit(new, 1)  # before those that wait, so that what was begun is finished first
-                    open_tasks[made] = new
-                    finished.add(made)
-            open_tasks.clear()
+            with sigterm_interrupts():
+                open_tasks = {self._submit(task, 0): task for task in tasks}
+                finished = as_completed(list(open_tasks), loop=self.client.loop)
+                for future in finished:
+                    task = open_tasks.pop(future)
+                    report(task, self._answer(future))
+                    for new in more():
+                        made = self._submit(new, 1)  # before those that wait, so that what was begun is finished first
+                        open_tasks[made] = new
+                        finished.add(made)
         finally:
             self.client.cancel(list(open_tasks))
             self.client.run(_stop, str(self.log))
@@ -65,13 +62,17 @@ class ClusterPool:
 
     def _submit(self, task: Task, priority: int) -> Future:
         given = (str(self.log), self.threads, self.module, {**task, "device": self.device})
-        return self.client.submit(_do, *given, pure=False, retries=RETRIES, priority=priority)
+        return self.client.submit(_do, *given, pure=False, retries=ATTEMPTS - 1, priority=priority)
 
     def _answer(self, future: Future) -> Answer:
+        from distributed import KilledWorker
+
         error = future.exception()
         if error is None:
             return dict(future.result())
-        return {"state": "failed", "error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
+        told = " ".join(str(error).split())
+        lost = isinstance(error, (Lost, KilledWorker))
+        return {"state": "failed", "error": told if isinstance(error, Lost) else f"{type(error).__name__}: {told}", "lost": lost}
 
 
 def _connect(address: str) -> Client:

@@ -1,60 +1,101 @@
-"""Workers side by side on this machine: a process each, fed by a thread each. A worker that dies takes its task with it and is replaced.
-cluster.py has the same for the workers of a cluster."""
+"""The pool of `tune`, `compare` and the paper runs. On this machine a worker is a process, fed by a thread. A worker that dies is
+replaced, and its task is done again. cluster.py has the same for the workers of a cluster."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from tokmix.runs.files import JsonObject
 
 Task = JsonObject  # its keys are those of the module that the workers run
 Answer = JsonObject
+Report = Callable[[Task, Answer], None]
+More = Callable[[], Sequence[Task]]
+Say = Callable[[str], None]
+ATTEMPTS = 3  # at a task: one that has ended so many processes is given up
+NOT_RUN = "not run"
 
 
 class Lost(RuntimeError):
     """The process of a worker ended in the middle of its task."""
 
 
+class AnyPool(Protocol):
+    def run(self, tasks: Sequence[Task], report: Report, more: More = ...) -> None:
+        """report(task, answer) as each comes in, one at a time; more(), asked after each, names tasks that have come up since: they
+        are done next, so that what was begun is finished first.
+        KeyboardInterrupt, also where this process is asked to end (SIGTERM): runs save a checkpoint first."""
+
+
+class InProcess:
+    """One worker, which is this process itself."""
+
+    def __init__(self, do: Callable[[Task], Answer], device: str | None):
+        self.do, self.device = do, device
+
+    def run(self, tasks: Sequence[Task], report: Report, more: More = tuple) -> None:
+        todo = list(tasks)
+        with sigterm_interrupts():
+            while todo:
+                task = todo.pop(0)
+                report(task, self.do({**task, "device": self.device}))
+                todo = [*more(), *todo]
+
+
 class Pool:
-    def __init__(self, devices: Sequence[str | None], threads: int, log: Path, module: str = "tokmix.study.compare.worker"):
-        """devices: one for each worker; threads: those that torch may use in each of them; module: what a worker runs."""
-        self.devices, self.threads, self.log, self.module = devices, threads, log, module
+    def __init__(
+        self, devices: Sequence[str | None], threads: int, log: Path, module: str, say: Say = lambda line: None, until: float = math.inf
+    ):
+        """devices: one for each worker; threads: those that torch may use in each of them; module: what a worker runs; until: time of
+        time.monotonic(), after which no task is begun."""
+        self.devices, self.threads, self.log, self.module, self.say, self.until = devices, threads, log, module, say, until
         self.workers: dict[int, subprocess.Popen[str]] = {}
         self.lock, self.stopped = threading.Lock(), False
 
-    def run(self, tasks: Sequence[Task], report: Callable[[Task, Answer], None], more: Callable[[], Sequence[Task]] = lambda: ()) -> None:
-        """report(task, answer) as each comes in, one at a time; more(), asked after each, names tasks that have come up since: they
-        are done next, so that what was begun is finished first.
-        KeyboardInterrupt: runs save a checkpoint first."""
+    def run(self, tasks: Sequence[Task], report: Report, more: More = tuple) -> None:
         todo: queue.LifoQueue[Task | None] = queue.LifoQueue()
         done: queue.Queue[tuple[Task, Answer]] = queue.Queue()
         feeders = [threading.Thread(target=self._feed, args=(place, todo, done)) for place in range(len(self.devices))]
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        for feeder in feeders:
-            feeder.start()
+        with sigterm_interrupts():
+            for feeder in feeders:
+                feeder.start()
+            try:
+                waiting = 0
+                new = tasks
+                while new or waiting:
+                    for task in reversed(new):
+                        todo.put(task)
+                    waiting += len(new) - 1
+                    report(*done.get())
+                    new = more()
+            finally:
+                self.stop()
+                for _ in feeders:
+                    todo.put(None)  # whoever waits for a task waits no more
+                self._join(feeders)
+
+    def _join(self, feeders: Sequence[threading.Thread]) -> None:
+        """A second Ctrl-C does not wait for checkpoints."""
         try:
-            waiting = 0
-            new = tasks
-            while new or waiting:
-                for task in reversed(new):
-                    todo.put(task)
-                waiting += len(new) - 1
-                report(*done.get())
-                new = more()
-        finally:
-            self.stop()
-            for _ in feeders:
-                todo.put(None)  # whoever waits for a task waits no more
             for feeder in feeders:
                 feeder.join()
+        except KeyboardInterrupt:
+            for worker in list(self.workers.values()):
+                worker.kill()
+            raise
 
     def _feed(self, place: int, todo: queue.LifoQueue[Task | None], done: queue.Queue[tuple[Task, Answer]]) -> None:
         while not self.stopped and (task := todo.get()) is not None:
@@ -63,10 +104,18 @@ class Pool:
             self._end(place)
 
     def _ask(self, place: int, task: Task) -> Answer:
-        try:
-            return self.ask(place, task)
-        except Lost as error:
-            return {"state": "failed", "error": str(error)}
+        if time.monotonic() > self.until:
+            return {"state": NOT_RUN}
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self.ask(place, task)
+            except Lost as error:
+                told = str(error)
+            if self.stopped:
+                break
+            if attempt < ATTEMPTS:
+                self.say(f"a worker is lost, and its task is done again: {told}")
+        return {"state": "failed", "error": told, "lost": True}
 
     def ask(self, place: int, task: Task) -> Answer:
         """The answer of the worker of that number, which is started where there is none."""
@@ -127,6 +176,19 @@ def _reap(worker: subprocess.Popen[str]) -> int:
     code = worker.wait()
     worker.stdout.close()
     return code
+
+
+@contextlib.contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """A request to end (SIGTERM) is taken as Ctrl-C is."""
+    if threading.current_thread() is not threading.main_thread():  # whoever owns that one decides
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def cores() -> int:

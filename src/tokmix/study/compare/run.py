@@ -159,9 +159,7 @@ class _Runs:
                 raise KeyboardInterrupt(f"interrupted; {done}; continue with the same command and --resume") from None
         return [self._result(run, known[run.key]) for run in runs]
 
-    def _pool(
-        self, groups: list[list[plan.Run]], device: str | None, jobs: int | None, on: str | None
-    ) -> tuple[pool.Pool | ClusterPool, bool]:
+    def _pool(self, groups: list[list[plan.Run]], device: str | None, jobs: int | None, on: str | None) -> tuple[pool.AnyPool, bool]:
         """(workers, whether several of them share a counter of energy)"""
         log, threads, runs = self.folder / "workers.log", groups[0][0].settings.train.threads, sum(map(len, groups))
         if on is not None:
@@ -173,7 +171,7 @@ class _Runs:
         many = max(map(len, groups))
         beside = f", up to {many} side by side in each" if many > 1 else ""
         self.say(f"{runs} runs, {len(devices)} at a time with {each}{beside}, on {', '.join(sorted(set(devices)))}")
-        return pool.Pool(devices, threads, log), len(devices) > len(set(devices))
+        return pool.Pool(devices, threads, log, worker.__name__, self.say), len(devices) > len(set(devices))
 
     def _groups(self, todo: Sequence[plan.Run]) -> list[list[plan.Run]]:
         """Runs that a process trains side by side: seeds of one stack on the same rows."""

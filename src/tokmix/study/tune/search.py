@@ -13,24 +13,26 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from tokmix.core.checks import at_least, one_of
 from tokmix.data.tokens import TokenFiles, is_prepared
+from tokmix.runs.cluster import ClusterPool
 from tokmix.runs.files import JsonObject, read_json, write_json
 from tokmix.runs.locks import holding
-from tokmix.study.tune import remote, report
+from tokmix.runs.pool import AnyPool, InProcess, Pool
+from tokmix.study.tune import report, worker
 from tokmix.study.tune.chance import Figure, figure_of
-from tokmix.study.tune.crew import Crew
+from tokmix.study.tune.dispatch import Dispatch
 from tokmix.study.tune.space import Space
 from tokmix.study.tune.store import Store, optuna
 from tokmix.study.tune.trials import Asked, Trials, check_same
 from tokmix.study.tune.watch import Watch
-from tokmix.study.tune.worker import Job, trial_settings, work
+from tokmix.study.tune.worker import Study, trial_settings
 from tokmix.training.distributed import check_alone, device_of
 from tokmix.training.imports import import_files
 from tokmix.training.preflight import card_hash, check_not_late, nothing_left_of, prepared_in
@@ -41,6 +43,7 @@ from tokmix.training.task import TrainingTask
 MARK = "study.json"
 PATIENCE = 60  # seconds
 MOST = 8  # workers that are started without being asked for: each is a process with torch in it
+CLAIMED = 256  # trials that are claimed at a time for a cluster: a claim is an open file
 
 
 def run(
@@ -75,11 +78,7 @@ def run(
     for option, given in (("--study", study), ("--patience", patience)):
         if given is not None and storage is None:
             raise ValueError(f"{option} {given} is about a study in a database: give --storage too, or leave it out")
-    for option, given in (
-        ("--workers", workers),
-        ("--storage", storage),
-        ("--side-by-side", None if side_by_side == "auto" else side_by_side),
-    ):
+    for option, given in (("--workers", workers), ("--storage", storage)):
         if on is not None and given is not None:
             raise ValueError(f"{option} is for workers of tune's own, and --on {on} names a cluster: leave one of them out")
     store = Store(Path(out), study or Path(out).resolve().name, storage, PATIENCE if patience is None else patience)
@@ -97,8 +96,10 @@ def run(
             say(why_not)
         crew = 1 if on else min(workers or _default_workers(), left)
         at_once = min(at_once, -(-left // crew))
-        jobs = _jobs(store, there, asked, folder, figure, threads, settings, imports, crew, at_once)
-        _search([replace(jobs[0], device=None)] if on else jobs, there, figure, quiet, on, say)
+        files = [str(Path(file).resolve()) for file in imports]
+        common = Study(str(store.out.resolve()), str(folder.resolve()), asked["settings"], vars(figure), threads, files)
+        dispatch = Dispatch(there, common, at_once, CLAIMED if on else crew * at_once)
+        _search(dispatch, lambda: _pool(common, crew, on, quiet, say), figure, quiet)
     return _finish(str(data), store, settings, imports, asked, figure, there, say)
 
 
@@ -174,34 +175,29 @@ def _try_shapes(files: TokenFiles, settings: Settings, space: Space, trials: int
             raise ValueError(f"no trial can have {told}: {error}") from None
 
 
-def _jobs(
-    store: Store, trials: Trials, asked: Asked, folder: Path, figure: Figure, threads: int, settings: Settings,
-    imports: Sequence[str | Path], crew: int, at_once: int,
-) -> list[Job]:  # fmt: skip
-    """One a worker; GPUs in turn."""
+def _pool(study: Study, crew: int, on: str | None, quiet: bool, say: Callable[[str], None]) -> AnyPool:
+    """Where one worker is enough it is this process; GPUs in turn. On a cluster the workers take the first GPU that they see."""
+    log = Path(study.out) / "workers.log"
+    if on is not None:
+        return ClusterPool(on, None, study.threads, log, worker.__name__, say)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return [
-        Job(
-            out=str(store.out), name=store.name, url=store.url, patience=store.patience, count=trials.count, base=trials.base, asked=asked,
-            data=str(folder), figure=vars(figure), threads=threads, device=f"cuda:{i % gpus}" if gpus else None,
-            imports=[str(file) for file in imports], side_by_side=at_once, parent=os.getpid() if crew > 1 else None,
-        )
-        for i in range(crew)
-    ]  # fmt: skip
+    devices = [f"cuda:{i % gpus}" if gpus else None for i in range(crew)]
+    if crew == 1:
+        return InProcess(worker.do, devices[0])
+    return Pool(devices, study.threads, log, worker.__name__, (lambda line: None) if quiet else _note)
 
 
-def _search(jobs: list[Job], trials: Trials, figure: Figure, quiet: bool, on: str | None, say: Callable[[str], None]) -> None:
-    """On a cluster, whose workers take the first GPU that they see; else in this process where one worker is enough."""
+def _note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _search(dispatch: Dispatch, pool: Callable[[], AnyPool], figure: Figure, quiet: bool) -> None:
+    trials = dispatch.trials
     watch = None if quiet else Watch(Trials(trials.store, trials.count, trials.asked), figure)
     try:
         if watch is not None:
             watch.__enter__()
-        if on is not None:
-            remote.search(on, jobs[0], trials, say)
-        elif len(jobs) == 1:
-            work(jobs[0])
-        else:
-            Crew(jobs).run()
+        dispatch.run(pool)
     except KeyboardInterrupt:
         done = f"{len(trials.finished())} of {trials.count} trials are finished"
         raise KeyboardInterrupt(f"stopped: {done}; the same command with --resume goes on") from None
