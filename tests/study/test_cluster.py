@@ -125,7 +125,7 @@ def test_paper_runs_on_two_workers_of_which_one_is_killed_give_the_outcomes_of_o
         for process in killed:
             os.kill(process, signal.SIGKILL)
 
-    words = ["papers", "hypermlp", "recall", "--quick", "--device", "cpu", "--only", "width16-16-scores", "width16-16-cheap", "--out"]
+    words = ["papers", "hypermlp", "recall", "--quick", "--device", "cpu", "--only", "width16-16-cheap", "--out"]
     killer = threading.Thread(target=kill)
     killer.start()
     assert main([*words, str(tmp_path / "there"), "--on", cluster]) == 0
@@ -134,7 +134,7 @@ def test_paper_runs_on_two_workers_of_which_one_is_killed_give_the_outcomes_of_o
     assert "2 workers on" in capsys.readouterr().out
     assert main([*words, str(tmp_path / "here"), "--workers", "1"]) == 0
     here, there = (results.outcomes(results.load(tmp_path / name / "recall.json")) for name in ("here", "there"))
-    assert set(here) == {"width16-16-scores", "width16-16-cheap"} and without_clock(here) == without_clock(there)
+    assert set(here) == {"width16-16-cheap"} and without_clock(here) == without_clock(there)
 
 
 def without_clock(outcomes: dict) -> dict:

@@ -31,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--patience",
         type=int,
-        help="with --storage: seconds without a sign of life after which a worker counts as dead (default: 60)",
+        help="with --storage: seconds without a sign of life after which another command counts as dead (default: 60)",
     )
     parser.add_argument(
         "--on", metavar="ADDRESS", help="a Dask scheduler, tcp://host:8786: run on its workers, on as many hosts as there are"
