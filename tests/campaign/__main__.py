@@ -84,7 +84,7 @@ def units(counts: dict[str, int], parts: Sequence[str]) -> list[tuple[str, int, 
 def campaign(folder: Path, todo: list[tuple[str, int, int]], seed: int, jobs: int, results: Results, commit: str) -> None:
     print("what they come to without faults:", flush=True)
     references = References(folder)
-    references.make()
+    references.make({part for part, _, _ in todo})
     gc.freeze()
     running: dict[int, tuple[Child, str, int, float, Path]] = {}
     while todo or running:

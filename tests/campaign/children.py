@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Seconds after which a child counts as hanging. Those in which it waited for a processor do not count, but those do in which it waited
-# for another process that had none.
+# Seconds after which a child counts as hanging. Those in which it waited for a processor do not count, nor those of its workers. Those
+# of another rank do.
 LIMIT = 300.0
 
 
@@ -71,11 +71,12 @@ class Child:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _waited(self) -> float:
-        """Seconds it was ready and had no processor, on a busy machine most of the time."""
-        try:
-            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
-        except (OSError, IndexError, ValueError):
-            return 0.0
+        """Seconds it or the processes that it started were ready and had no processor, on a busy machine most of the time."""
+        found = 0.0
+        for pid in (self.pid, *self._started()):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                found += int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+        return found
 
     def kill(self, workers: bool = False) -> None:
         """workers: and the processes that it started."""

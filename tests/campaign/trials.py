@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from tests.campaign.children import Child, Tally, start, verdict
@@ -26,9 +26,10 @@ class References:
         self.whole: dict[str, Path] = {}
         self.seconds: dict[str, float] = {}
 
-    def make(self) -> None:
+    def make(self, parts: Collection[str]) -> None:
         self.programs[0].run(self.folder / "warm")  # imports and caches, which children then share
-        for program in self.programs:
+        wanted = {name for part in parts for name in self.needed(part)}
+        for program in (one for one in self.programs if one.name in wanted):
             began, out = time.monotonic(), self.folder / "whole" / program.name.replace(" ", "-")
             out.parent.mkdir(exist_ok=True)
             children = go(self.folder, program, out)
@@ -37,6 +38,14 @@ class References:
                 raise SystemExit(f"{program.name} does not run: {codes} {children[0].said()[-500:]}")
             self.whole[program.name], self.seconds[program.name] = out, time.monotonic() - began
             print(f"  {program.name}: {self.seconds[program.name]:.1f} s", flush=True)
+
+    def needed(self, part: str) -> Collection[str]:
+        """The programs of a part."""
+        if part in ("operations", "disks", "cuts"):
+            return [one.name for one in self.programs if one.name not in SLOW]
+        if part in ("checkpoint_kills", "checkpoint_disks"):
+            return CHECKPOINTS
+        return {"kills": [one.name for one in self.programs], "mutations": ("train", "tune", "compare")}.get(part, ("train",))
 
 
 def go(folder: Path, program: Program, out: Path, more: tuple[str, ...] = (), before: Callable[[int], None] | None = None) -> list[Child]:
