@@ -25,6 +25,7 @@ _HOME = {
     "swap_attention": "core.adapt",
     "convert": "core.convert",
     "train": "api.fit",
+    "distill": "api.fit",
     "embed_train": "api.fit",
     "pretrain": "api.fit",
     "transfer": "api.transfer",
@@ -53,6 +54,7 @@ __all__ = [  # spelled out, so that type checkers see what is exported; a test c
     "swap_attention",
     "convert",
     "train",
+    "distill",
     "embed_train",
     "pretrain",
     "transfer",
@@ -66,7 +68,7 @@ __all__ = [  # spelled out, so that type checkers see what is exported; a test c
 
 if TYPE_CHECKING:
     from tokmix.api.costs import cost
-    from tokmix.api.fit import Run, embed_train, pretrain, train
+    from tokmix.api.fit import Run, distill, embed_train, pretrain, train
     from tokmix.api.model import TrainedModel, load
     from tokmix.api.search import compare, tune
     from tokmix.api.transfer import transfer

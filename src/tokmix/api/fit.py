@@ -137,6 +137,34 @@ def embed_train(
     return train(pairs, out, config=config, resume=resume, imports=imports, verbose=verbose, **{"train.lr": 2e-4, **given})
 
 
+DISTILLING: dict[str, object] = {"train.rows": 256, "model.dim": 256, "train.evaluations": 10}
+
+
+def distill(
+    teacher: str | Path,
+    texts: Data,
+    out: str | Path | None = None,
+    *,
+    config: str | Path | None = None,
+    resume: bool = False,
+    imports: Sequence[str | Path] = (),
+    verbose: bool = False,
+    **settings: object,
+) -> Run:
+    """Train a cheap encoder to give the sentence embeddings of a larger one. `train(data, start=out)` starts from it.
+
+    teacher   a folder that sentence-transformers saved, which takes the mean over its tokens; its tokenizer is the student's
+    texts     a table with a column of texts, as `train` takes it; labels are of no use
+    settings  as of `train`, whose defaults for this are DISTILLING
+    """
+    given = full_names(settings)
+    for name, value in (("train.task", "distill"), ("train.teacher", str(teacher))):
+        if given.setdefault(name, value) != value:
+            raise ValueError(f"distill is train with {name}={value}, and {given[name]!r} was given: leave it out")
+    usual = given if config is not None else {**DISTILLING, **given}
+    return train(texts, out, config=config, resume=resume, imports=imports, verbose=verbose, **usual)
+
+
 @contextmanager
 def several(texts: str | Path | Sequence[str | Path]) -> Iterator[str | Path]:
     """One path for several files or folders of text: a temporary folder of links to them."""

@@ -29,6 +29,8 @@ DEFAULTS = {
         average=0.99, compare=True,
     ),
     "mlm": Default("hsm(variant='fusion')*2, hypermixing(heads=2, hidden=64)*2", "sinusoidal", 1.0, 1e-3, 0.1, 0.0),
+    # A stack without attention or position codes: shifts tell the order.
+    "distill": Default("(hsm(variant='fusion'), hypermixing(heads=4, shift=1))*2", "none", 1.0, 1e-3, 0.0, 0.0, epochs=3),
     "lm": Default("hsm(variant='ab'), attention(heads=4), hsm(variant='ab'), attention(heads=4)", "sinusoidal", 1.0, 1e-3, 0.1, 0.0),
 }  # fmt: skip
 ENCODER = Default("", "none", 1.0, 3e-4, 0.1, 0.05, epochs=10)  # rows that start from a trained encoder

@@ -29,7 +29,7 @@ def figures(trained: model_folder.Trained, data: str | Path, split: str | None =
     """settings: those of prepare, for data that is not prepared."""
     if trained.task == "rtd":
         raise ValueError(f"{trained.folder} tells replaced tokens, and who replaces them is not saved: its figures are in training.json")
-    if trained.task == "embed":
+    if trained.task in ("embed", "distill"):
         return scored(trained, data, split, settings)
     with eval_data.token_files(trained, data, settings) as files:
         chosen = eval_data.choose_split(files, split)

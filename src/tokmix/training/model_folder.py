@@ -45,7 +45,7 @@ FORMAT = "tokmix-training"
 VERSION = 2  # 1: the same without hashes
 CONFIG_VERSION = 2
 READ = ("config.json", "model.safetensors", "tokenizer.json")  # what loading reads beside the record
-HEADS = {"multilabel": "classify", "rtd": "tag", "embed": "none"}  # of a model for a task, where it has another name
+HEADS = {"multilabel": "classify", "rtd": "tag", "embed": "none", "distill": "none"}  # of a model for a task, where it has another name
 PREFIX = "core."  # tokmix.hf keeps the core model under this name
 
 

@@ -19,6 +19,7 @@ from tokmix.data.prepare.pipeline import prepare, source_facts
 from tokmix.data.tokens import is_prepared
 from tokmix.runs.machine import memory_of
 from tokmix.training import encoder
+from tokmix.training.distill import teacher
 from tokmix.training.distributed import World
 from tokmix.training.settings import Settings
 
@@ -63,8 +64,11 @@ def check_not_late(data: str | Path, settings: Mapping[str, object], prefix: str
 
 
 def prepare_settings(settings: Settings) -> dict[str, Any]:
-    task = {"rtd": "mlm", "embed": "classify"}.get(settings.train.task or "", settings.train.task)  # what its data is prepared for
+    task = {"rtd": "mlm", "embed": "classify", "distill": "mlm"}.get(settings.train.task or "", settings.train.task)  # what its data is prepared for
     given = settings.prepare if task is None else {"task": task, **settings.prepare}
+    if settings.train.teacher is not None and settings.train.start is None:
+        teacher.check(Path(settings.train.teacher))
+        given = {"tokenizer": str(Path(settings.train.teacher) / "tokenizer.json"), "max_len": encoder.LONGEST, **given}
     if settings.train.start is None:
         return given
     if "tokenizer" in given:

@@ -43,7 +43,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    task: Literal["classify", "multilabel", "regress", "lm", "mlm", "rtd", "embed"] | None = None  # None: the data's own
+    task: Literal["classify", "multilabel", "regress", "lm", "mlm", "rtd", "embed", "distill"] | None = None  # None: the data's own
     generator: str | None = None  # rtd: the stack of the generator; None: the first quarter of the layers
     epochs: int | None = None  # None: by the size of the data
     minutes: float | None = None  # at most this long: the schedule is fitted to it
@@ -63,7 +63,8 @@ class TrainSettings:
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the layers, AdamW for the rest
     checkpoint_layers: bool = False  # run each layer again in the backward pass: less memory, a third more time (gradient checkpointing)
     packed: bool = False  # rows without padding, where every mixer of the stack offers it
-    temperature: float = 0.05  # embed: what likenesses are divided by; the smaller, the more the nearest wrong answers count
+    teacher: str | None = None  # distill: the folder of a sentence encoder to learn from
+    temperature: float = 0.05  # embed, distill: what likenesses are divided by; the smaller, the more the nearest wrong answers count
     documents: bool = False  # windows of a running text: documents that share a window do not see each other
     token_dropout: float | None = None  # share of the tokens hidden at each reading; None: by the kind of data
     label_smoothing: float = 0.0

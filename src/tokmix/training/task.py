@@ -43,7 +43,7 @@ def task_of(card: Card, asked: str | None) -> str:
     """The task of a run: the data's own, or masked language modelling on any text."""
     if asked is None or asked == card.task:
         return card.task
-    if asked in (*HIDING, "embed"):  # of embed contrast.py says what data it needs
+    if asked in (*HIDING, "embed", "distill"):  # contrast.py and distill/ say what data these need
         return asked
     raise ValueError(f"task={asked!r} does not fit the data, which was prepared for {card.task!r}; prepare it with task={asked}")
 
@@ -109,6 +109,9 @@ class TrainingTask:
         self.mean, self.deviation = (scores["mean"], scores["deviation"] or 1.0) if self.task == "regress" else (0.0, 1.0)
         self.unit = unit_of(self.deviation)
         self.class_weights = self._class_weights() if self.train.balance else None
+
+    def before(self, world: World, quiet: bool) -> None:
+        """What has to be there before the first step."""
 
     def _start(self) -> encoder.Encoder | None:
         if self.train.start is None:
@@ -286,8 +289,8 @@ def asked_tokens(targets: Tensor, masking: Masking | None = None) -> Tensor:
 
 def main_figure(task: str, figures: Container[str]) -> tuple[str, int]:
     """(name of the figure a task is known by, 1 where higher is better else -1)"""
-    if task == "embed" and "spearman" in figures:
-        return "spearman", 1
+    if figure := next((name for name in ("spearman", "cosine") if task in ("embed", "distill") and name in figures), None):
+        return figure, 1
     if task == "lm" and "bits_per_byte" in figures:
         return "bits_per_byte", -1
     return (metrics.MAIN[task], 1) if task in metrics.MAIN else ("loss", -1)

@@ -103,6 +103,7 @@ def session(
                 frozen.check(work)
                 preflight.check_memory(work.config, world)
             say(work.card.summary())
+            work.before(world, quiet)
             one = _Run(work, out, world, say, quiet or not world.first, [Path(file).name for file in imports], began, chosen, side_by_side)
             return (yield from one.train(resume))
 

@@ -7,7 +7,7 @@ A file imports what it needs inside run(), so that --help answers at once, witho
 from __future__ import annotations
 
 COMMANDS = (
-    "prepare", "pretrain", "embed-train", "train", "transfer", "eval", "predict", "embed", "generate", "tune",
+    "prepare", "pretrain", "distill", "embed-train", "train", "transfer", "eval", "predict", "embed", "generate", "tune",
     "compare", "explain", "report", "export", "serve", "play", "list", "show", "doctor", "check", "new-mixer", "cost",
     "verify", "audit", "kernels", "demo", "bench", "papers",
 )  # fmt: skip

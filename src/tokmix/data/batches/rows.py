@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -94,6 +94,7 @@ class RowBatches(Batches):
     rows      numbers of the rows to use, where not all (see split.holdout)
     packed    all sequences in one row without padding, ids [1, N]; else one a row, padded to a multiple of pad_to
     mask      hide tokens and make them the targets
+    targets   of these rows, where the split's own are not meant
     """
 
     POOL = 64  # batches
@@ -112,18 +113,19 @@ class RowBatches(Batches):
         pad_to: int = 1,
         rank: int = 0,
         world: int = 1,
+        targets: Callable[[np.ndarray], np.ndarray] | None = None,
     ):
         super().__init__(split, tokens, seed, shuffle, rank, world)
         at_least("pad_to", pad_to, 1)
         at_least("max_rows", 1 if max_rows is None else max_rows, 1)
         if split.card.stream:
             raise ValueError(f"split {split.name} is a running text: use WindowBatches")
-        if mask is None and split.targets is None:
+        if mask is None and targets is None and split.targets is None:
             raise ValueError(f"split {split.name} has no targets (task {split.card.task}): give mask, for masked language modelling")
         if rows is not None and len(rows) == 0:
             raise ValueError(f"no rows of split {split.name} were chosen")
         self.rows, self.n = rows, len(split) if rows is None else len(rows)
-        self.max_rows, self.packed, self.mask, self.pad_to = max_rows or self.n, packed, mask, pad_to
+        self.max_rows, self.packed, self.mask, self.pad_to, self.targets = max_rows or self.n, packed, mask, pad_to, targets
         mean = max(1.0, split.tokens / len(split))
         self.pool = max(1, int(self.POOL * min(tokens / mean, self.max_rows)))  # rows of a pool
         self.pad = split.card.tokenizer["roles"]["pad"]
@@ -204,8 +206,7 @@ class RowBatches(Batches):
         ids, lengths = self.split.rows(mine)
         width = int(lengths.sum()) if self.packed else int(self._wide(lengths.max()))
         if self.mask is None:
-            assert self.split.targets is not None
-            given = self.split.targets[mine]
+            given = self._given(mine)
             targets = torch.from_numpy(given.astype(np.int64 if self.split.card.task == "classify" else np.float32))
             count, total = len(mine), len(whole)
         else:
@@ -219,6 +220,12 @@ class RowBatches(Batches):
         numbers = np.repeat(np.arange(1, len(mine) + 1), lengths) if self.packed else np.ones(len(ids), dtype=np.int64)
         segments = Segments(lay_out(numbers, lengths, width, 0, self.packed))
         return Batch(laid, targets, segments, tuple(mine.tolist()), count if weight else 0, total, weight, self._row_weights(mine))
+
+    def _given(self, rows: np.ndarray) -> np.ndarray:
+        if self.targets is not None:
+            return self.targets(rows)
+        assert self.split.targets is not None
+        return self.split.targets[rows]
 
     def _row_weights(self, rows: np.ndarray) -> Tensor | None:
         if self.weight_mean is None or self.mask is not None:  # hidden tokens are found in every row alike
