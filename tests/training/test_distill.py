@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 
 pytest.importorskip("tokenizers")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
+
+import transformers
 
 import tokmix
 from tests.lab import REST
@@ -95,7 +97,7 @@ def test_the_loss_is_that_of_a_loop_over_rows() -> None:
     assert losses(theirs, theirs, 0.1).abs().max() < 1e-5
 
 
-def test_a_run_resumes_exactly_and_the_teacher_goes_on_where_it_stopped(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_resumes_exactly_and_so_does_the_teacher(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokmix.training.distill.teacher.BLOCK", 50)
     given = {**SMALL, "train.steps": 6, "train.save_steps": 3, "train.keep": 9, "prepare.max_len": 32}
     texts = write_texts(tmp_path / "texts.jsonl", 160)

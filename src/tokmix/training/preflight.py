@@ -64,7 +64,9 @@ def check_not_late(data: str | Path, settings: Mapping[str, object], prefix: str
 
 
 def prepare_settings(settings: Settings) -> dict[str, Any]:
-    task = {"rtd": "mlm", "embed": "classify", "distill": "mlm"}.get(settings.train.task or "", settings.train.task)  # what its data is prepared for
+    task = {"rtd": "mlm", "embed": "classify", "distill": "mlm"}.get(
+        settings.train.task or "", settings.train.task
+    )  # what its data is prepared for
     given = settings.prepare if task is None else {"task": task, **settings.prepare}
     if settings.train.teacher is not None and settings.train.start is None:
         teacher.check(Path(settings.train.teacher))
