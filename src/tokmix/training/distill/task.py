@@ -1,4 +1,4 @@
-"""A student learns a teacher's sentence embeddings: for each text the mean of its hidden states should point where the teacher's vector does.
+"""A student learns a teacher's sentence embeddings: the mean of its hidden states should point where the teacher's vector does.
 
     texts ─> teacher ─> vectors [rows, E], computed once (teacher.py) ─> the D directions they vary most in ─> wanted [rows, D]
     texts ─> student ─> mean over the tokens [rows, D] ─────────────────────────────────────────────────────> 1 - cosine, and likeness
@@ -74,8 +74,9 @@ class Distill(TrainingTask):
             return vectors[rows].astype(np.float32) @ self.directions
 
         return RowBatches(
-            self.files[split], tokens=self.train.tokens or default_tokens(world.device.type, False), max_rows=self.train.rows if shuffle else None,
-            rows=rows, seed=self.train.seed, shuffle=shuffle, rank=world.rank, world=world.size, targets=wanted,
+            self.files[split], tokens=self.train.tokens or default_tokens(world.device.type, False), rows=rows,
+            max_rows=self.train.rows if shuffle else None, seed=self.train.seed, shuffle=shuffle, rank=world.rank, world=world.size,
+            targets=wanted,
         )  # fmt: skip
 
     def batch_loss(self, forward: Callable[..., Tensor], batch: Batch) -> Tensor:
