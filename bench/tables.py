@@ -1,11 +1,12 @@
 """`tokmix train` with defaults beside scikit-learn's linear models, table by table: a line of JSON for each.
 
-    python bench/tables.py --data FOLDER --out tables.jsonl [--sets trec,cola] [--seed 0] [--bag]
+    python bench/tables.py --data FOLDER --out tables.jsonl [--sets trec,cola] [--seed 0] [--bag] [--from ENCODER [--freeze yes]]
 
 FOLDER holds one folder a set, each with train, valid and test as `tokmix prepare` reads them (tab-separated, a header, no quoting).
 The rivals are LinearSVC and logistic regression on TF-IDF of word 1-2 grams, C chosen on a tenth of train held out, then fitted on all
 of train; both texts of a pair make one text. A table of scores has Ridge and LinearSVR as rivals, and Pearson's correlation in place of
-accuracy. --bag: no network, only the bag of words that a run fits first.
+accuracy. --bag: no network, only the bag of words that a run fits first. --from: the run starts from an encoder, and its seconds hold
+those of preparing the data.
 """
 
 from __future__ import annotations
@@ -35,11 +36,15 @@ def main() -> None:
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bag", action="store_true")
+    parser.add_argument("--from", dest="start", default=None)
+    parser.add_argument("--freeze", choices=("auto", "yes", "no"), default="auto")
     options = parser.parse_args()
+    start = [] if options.start is None else ["--from", options.start, "--train.freeze", options.freeze]
     for name in options.sets.split(","):
         split = FINAL.get(name, "valid")
         found = {"data": name, "split": split, "seed": options.seed, "load": os.getloadavg()[0], **rivals(options.data / name, split)}
-        found |= ours(options.data / name, split, options.seed, options.bag)
+        found |= ours(options.data / name, split, options.seed, options.bag, start)
+        found |= {"from": options.start, "freeze": options.freeze} if start else {}
         with open(options.out, "a") as file:
             file.write(json.dumps(found) + "\n")
         print(found, flush=True)
@@ -89,13 +94,14 @@ def quality(predicted: np.ndarray, wanted: np.ndarray, scores: bool) -> float:
     return float(np.corrcoef(predicted, wanted)[0, 1] if scores else (predicted == wanted).mean())
 
 
-def ours(folder: Path, split: str, seed: int, bag: bool) -> dict:
+def ours(folder: Path, split: str, seed: int, bag: bool, start: list[str]) -> dict:
     with tempfile.TemporaryDirectory() as home:
-        out = Path(home) / "run"
-        tokmix("prepare", folder, "--out", Path(home) / "data")
-        more = ["--train.steps", 1, "--train.evaluations", 1] if bag else []
+        out, data = Path(home) / "run", folder if start else Path(home) / "data"
+        if not start:
+            tokmix("prepare", folder, "--out", data)
+        more = start + (["--train.steps", 1, "--train.evaluations", 1] if bag else [])
         began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        tokmix("train", Path(home) / "data", "--out", out, "--train.seed", seed, "--train.final", split, *more)
+        tokmix("train", data, "--out", out, "--train.seed", seed, "--train.final", split, *more)
         seconds, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
         core_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         record = json.loads((out / "model" / "training.json").read_text())
