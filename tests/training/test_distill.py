@@ -77,6 +77,9 @@ def test_the_vectors_are_means_of_the_teachers_tokens(teacher: Path, run: tokmix
 def test_a_student_learns_and_is_started_from(run: tokmix.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     history = [one["cosine"] for one in run.record["selection"]["history"]]
     assert run.task == "distill" and history[-1] > history[0] + 0.02 and run.figures["cosine"] > 0.7
+    teacher = run.record["teacher"]
+    assert teacher["tokens"] == sum(split["tokens"] for split in run.record["data"]["splits"].values()) and teacher["seconds"] > 0
+    assert f"about {teacher['flops']:.3g} FLOPs" in (run.folder / "model" / "README.md").read_text()
     assert run.model.embed([WORDS[0], "a longer text"]).shape == (2, 8)
     table = tmp_path / "table.csv"
     table.write_text("text,label\n" + "".join(f"{a} {b},{a > 'm'}\n" for a in WORDS for b in WORDS[:9]))

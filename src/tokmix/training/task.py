@@ -28,6 +28,7 @@ from tokmix.data.card import Card
 from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.split import holdout, portion
 from tokmix.data.tokens import TokenFiles, TokenSplit
+from tokmix.runs.files import JsonObject
 from tokmix.training import encoder, metrics
 from tokmix.training.defaults import HELD_ROWS, HELD_TOKENS, default_epochs, default_of, default_tokens, default_warm_up
 from tokmix.training.distributed import World
@@ -59,6 +60,7 @@ class TrainingTask:
     """A prepared folder and settings -> everything the loop asks for."""
 
     frozen = False  # the encoder stays as it is: frozen.py
+    teacher: JsonObject | None = None  # of distill: its name, and what reading the texts cost
 
     def __init__(self, files: TokenFiles, settings: Settings):
         self.files, self.card, self.settings = files, files.card, settings

@@ -32,6 +32,7 @@ def training_record(
         "model": asdict(work.config),
         "settings": work.settings.record(),
         "encoder": None if work.start is None else {"name": work.start.name, "files": encoder.files(work.start)},
+        "teacher": work.teacher,
         "split": split,
         "deviation": work.deviation if work.task == "regress" else None,  # of train's scores, by which a loss is divided
         "figures": figures,

@@ -44,6 +44,7 @@ class Distill(TrainingTask):
             assert self.train.teacher is not None
             self.vectors.make(self.train.teacher, world.device, False if quiet else None)
         world.wait()
+        self.teacher = self.vectors.card
         if self.config.dim > self.vectors.width:
             raise ValueError(f"model.dim={self.config.dim} is wider than the teacher's vectors: {self.vectors.width} at most")
 

@@ -2,14 +2,14 @@
 
     teacher/train.float16       a vector for each row, in the order of the rows; a run that was stopped goes on behind the last one
     teacher/vocabulary.float16  a vector for each token of the vocabulary, read alone: the student's embedding starts there
-    teacher/card.json           the hash of the teacher's config, and the width of its vectors
+    teacher/card.json           which teacher, the width of its vectors, and what reading cost
 
 A vector is the mean over the last layer's tokens, scaled to length 1, as sentence-transformers has it.
 """
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from tokmix.core.optional import need, np
 from tokmix.data.batches.rows import lay_out
 from tokmix.data.prepare.tokenize import load_tokenizer
 from tokmix.data.tokens import TokenFiles, TokenSplit
-from tokmix.runs.files import read_json, sha256_file, write_json
+from tokmix.runs.files import JsonObject, read_json, sha256_file, write_json
 from tokmix.show.progress import Progress
 
 FOLDER, CARD = "teacher", "card.json"
@@ -38,6 +38,8 @@ class Teacher:
         transformers = need("transformers", "a teacher")
         self.model = transformers.AutoModel.from_pretrained(self.folder, local_files_only=True).float().eval().to(device)
         self.width = int(self.model.config.hidden_size)
+        words = self.model.get_input_embeddings().weight.numel()
+        self.parameters = sum(parameter.numel() for parameter in self.model.parameters()) - words  # a token is multiplied with each
 
     @torch.inference_mode()
     def vectors(self, texts: list[np.ndarray]) -> np.ndarray:
@@ -86,19 +88,22 @@ class Vectors:
         words = load_tokenizer(Path(teacher) / "tokenizer.json").get_vocab()
         if not words.items() <= self.files.tokenizer().get_vocab().items():  # `prepare` may add a token for the end of a text
             raise ValueError(f"{self.files.folder} was prepared with another tokenizer than that of the teacher {teacher}")
-        card = {"teacher": sha256_file(Path(teacher) / "config.json")[1]}
+        card: JsonObject = {"name": Path(teacher).name, "sha256": sha256_file(Path(teacher) / "config.json")[1], "seconds": 0.0}
         if (self.folder / CARD).is_file():
-            if read_json(self.folder / CARD)["teacher"] != card["teacher"]:
+            if self.card["sha256"] != card["sha256"]:
                 raise ValueError(f"{self.folder} holds the vectors of another teacher than {teacher}: remove it, or name that teacher")
             if all(len(self._known(name)) == len(self.files[name]) for name in self.files.splits) and self._known("vocabulary").size:
                 return
+            card = self.card
         model = Teacher(teacher, device)
         self.folder.mkdir(exist_ok=True)
-        write_json(self.folder / CARD, {**card, "width": model.width})
+        tokens = sum(self.files[name].tokens for name in self.files.splits)
+        card |= {"width": model.width, "tokens": tokens, "flops": 2 * model.parameters * tokens}
+        write_json(self.folder / CARD, card)
         with Progress(progress) as bars:
             self._write_vocabulary(model, len(words))
             for name in self.files.splits:
-                self._write_rows(model, self.files[name], bars)
+                self._write_rows(model, self.files[name], bars, card)
 
     def of(self, name: str) -> np.ndarray:
         """[rows of the split, width] float16; "vocabulary": [tokens, width]"""
@@ -109,8 +114,12 @@ class Vectors:
         return found
 
     @property
+    def card(self) -> JsonObject:
+        return read_json(self.folder / CARD)
+
+    @property
     def width(self) -> int:
-        return int(json.loads((self.folder / CARD).read_text())["width"])
+        return int(self.card["width"])
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.float16"
@@ -129,13 +138,15 @@ class Vectors:
         found[:words] = teacher.vectors([np.array([roles["cls"], token, roles["sep"]]) for token in range(words)])
         self._path("vocabulary").write_bytes(found.tobytes())
 
-    def _write_rows(self, teacher: Teacher, split: TokenSplit, bars: Progress) -> None:
+    def _write_rows(self, teacher: Teacher, split: TokenSplit, bars: Progress, card: JsonObject) -> None:
         begin, size = len(self._known(split.name)), 2 * teacher.width
         with bars.stage(f"the teacher reads {split.name}", len(split)) as advance, open(self._path(split.name), "ab") as file:
             file.truncate(begin * size)  # half a vector, where a run was stopped while it wrote
             advance(begin)
             for start in range(begin, len(split), BLOCK):
-                rows = range(start, min(start + BLOCK, len(split)))
+                rows, began = range(start, min(start + BLOCK, len(split))), time.monotonic()
                 file.write(teacher.vectors([split.row(row) for row in rows]).tobytes())
                 file.flush()
+                card["seconds"] += time.monotonic() - began
+                write_json(self.folder / CARD, card)
                 advance(len(rows))
