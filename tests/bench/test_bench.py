@@ -21,7 +21,7 @@ from tokmix.bench.decode import state_after, stepped
 from tokmix.bench.rivals import Rival, attention_layers, linear_core, linear_layer
 from tokmix.bench.rule import Tensors, Verdict, with_gradients
 from tokmix.bench.run import run
-from tokmix.bench.settings import Asked
+from tokmix.bench.settings import BenchSettings
 from tokmix.core.mixer import create
 from tokmix.ops import shift_mix
 
@@ -269,7 +269,7 @@ def test_what_is_asked_of_y_lies_as_y_does() -> None:
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 @pytest.mark.parametrize("what", ["ops", "layers", "decode", "train", "train-loop"])
 def test_on_a_gpu(what: str, tmp_path: Path) -> None:
-    session = run(Asked(what, quick=True, device="cuda", out=tmp_path / "found.json"), say=lambda line: None)
+    session = run(BenchSettings(what, quick=True, device="cuda", out=tmp_path / "found.json"), say=lambda line: None)
     refused = [_told(check) for check in session.checks if not check["passes"]]
     assert session.rows and not refused, "\n".join(refused)
     if what in ("ops", "layers", "decode"):

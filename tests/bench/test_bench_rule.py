@@ -15,7 +15,7 @@ from tokmix.bench.clock import Clock, Live
 from tokmix.bench.layers import checked_lengths, layers
 from tokmix.bench.rivals import attention_cores, attention_layers
 from tokmix.bench.session import moved
-from tokmix.bench.settings import Asked
+from tokmix.bench.settings import BenchSettings
 from tokmix.ops import dispatch
 
 SIZE = Size(2, 48, 32, 16)
@@ -147,7 +147,7 @@ def test_memory_that_nobody_wrote_is_seen() -> None:
 
 
 def test_long_sequences_are_checked_where_sums_over_them_could_lose_digits() -> None:
-    asked = Asked("layers", lengths=(512, 8192, 65536))
+    asked = BenchSettings("layers", lengths=(512, 8192, 65536))
     found = {made.name: checked_lengths(asked, made, "cuda") for made in layers(512, 64)}
     assert found["hypermixing, one head, tied"] == found["hypermixing, heads of 64, untied"] == [333, 512, 65536]
     assert found["hypermlp"] == found["fnet"] == [333, 512]  # float64 could not

@@ -9,7 +9,7 @@ import pytest
 from tests.benches import quick
 from tokmix.bench import user
 from tokmix.bench.session import Session
-from tokmix.bench.settings import Asked
+from tokmix.bench.settings import BenchSettings
 from tokmix.cli.main import main
 
 
@@ -40,7 +40,7 @@ def test_a_table_without_the_columns_is_refused_before_anything_runs(tmp_path: P
 def test_a_table_of_ones_own_is_divided_by_its_texts(tmp_path: Path) -> None:
     rows = "".join(f'{{"text": "word {at}", "label": {at % 2}}}\n' for at in range(200))
     (tmp_path / "own.jsonl").write_text(rows)
-    session = Session(Asked("user", quick=True, device="cpu", data=tmp_path / "own.jsonl"), say=lambda line: None)
+    session = Session(BenchSettings("user", quick=True, device="cpu", data=tmp_path / "own.jsonl"), say=lambda line: None)
     work = user.Work(session, tmp_path, "cpu", user.QUICK, 1.0)
     user._data(work)
     train, test = (path.read_text().splitlines() for path in (work.train, work.test))
@@ -49,6 +49,6 @@ def test_a_table_of_ones_own_is_divided_by_its_texts(tmp_path: Path) -> None:
 
 
 def test_a_command_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
-    session = Session(Asked("user", quick=True, device="cpu"), say=lambda line: None)
+    session = Session(BenchSettings("user", quick=True, device="cpu"), say=lambda line: None)
     with pytest.raises(ValueError, match="bench user: nothing ended with 1: KeyError: 'nothing'"):
         user.Work(session, tmp_path, "cpu", user.QUICK, 1.0).run("nothing")

@@ -78,30 +78,30 @@ def test_the_import_benchmark_prints_machine_and_versions() -> None:
 def test_a_setting_reaches_its_dataclass_and_only_what_was_said_does() -> None:
     import argparse
 
-    from tokmix.cli.arguments import add_settings, said
+    from tokmix.cli.arguments import add_settings, given_settings
     from tokmix.data.prepare.settings import PrepareSettings
 
     parser = argparse.ArgumentParser()
     add_settings(parser, PrepareSettings, "prepare.")
     options = parser.parse_args(["--prepare.vocab", "99", "--no-prepare.lowercase", "--prepare.labels", "a,b", "--prepare.valid", "0.2"])
-    assert said(options, PrepareSettings, "prepare.") == {
+    assert given_settings(options, PrepareSettings, "prepare.") == {
         "prepare.vocab": 99,
         "prepare.lowercase": False,
         "prepare.labels": ("a", "b"),
         "prepare.valid": 0.2,
     }
-    assert "tokens of a row, special ones included" in " ".join(parser.format_help().split())
+    assert "most tokens of a row, special tokens included" in " ".join(parser.format_help().split())
 
 
 def test_every_setting_of_training_says_what_it_is_and_can_be_turned_off(capsys: pytest.CaptureFixture[str]) -> None:
     import argparse
 
-    from tokmix.cli.arguments import _notes, add_settings, said
+    from tokmix.cli.arguments import _notes, add_settings, given_settings
     from tokmix.training.settings import ModelSettings, TrainSettings
 
     parser = argparse.ArgumentParser()
     add_settings(parser, ModelSettings, "model.")
-    assert said(parser.parse_args(["--no-model.compare"]), ModelSettings, "model.") == {"model.compare": False}
+    assert given_settings(parser.parse_args(["--no-model.compare"]), ModelSettings, "model.") == {"model.compare": False}
     assert all(note for name, note in _notes(TrainSettings).items() if getattr(TrainSettings, name) is None)
 
 
@@ -118,7 +118,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     ("given", "told"),
     [
         (["train", "a.csv", "--outt", "x"], "tokmix train: the following arguments are required: --out; there is no '--outt', did you"),
-        (["train", "a.csv"], "tokmix train: the following arguments are required: --out (`tokmix train --help` tells all)"),
+        (["train", "a.csv"], "tokmix train: the following arguments are required: --out (see `tokmix train --help`)"),
         (["bench", "layer"], "tokmix bench: argument what: invalid choice: 'layer'"),
         (["trian", "a.csv"], "tokmix: no command 'trian', did you mean 'train'?"),
     ],

@@ -15,7 +15,7 @@ from tokmix.bench.clock import Call
 from tokmix.bench.ops import best_of, linear, size_of
 from tokmix.bench.rivals import attention_layers, linear_layer
 from tokmix.bench.rule import Body, Tensors
-from tokmix.bench.session import Asked, Session, moved
+from tokmix.bench.session import BenchSettings, Session, moved
 from tokmix.core.mixer import Mixer, create, mixer_class
 from tokmix.ops.dispatch import implementation
 
@@ -93,7 +93,7 @@ def _passes(session: Session, made: Made) -> bool:
     return all(_holds(session, made, length) for length in checked_lengths(session.asked, made, session.device))
 
 
-def checked_lengths(asked: Asked, made: Made, device: str) -> list[int]:
+def checked_lengths(asked: BenchSettings, made: Made, device: str) -> list[int]:
     """An odd one, and the shortest that is timed: short sequences may take another way. On a GPU the longest, too, of what sums over all
     tokens at a cost that float64 can bear: sums of many tokens can lose digits."""
     found = {37 if asked.quick else 333, min(asked.lengths)}

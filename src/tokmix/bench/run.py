@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokmix.bench import table
 from tokmix.bench.session import Row, Session
-from tokmix.bench.settings import READ, Asked
+from tokmix.bench.settings import READ, BenchSettings
 
 TABLES = {
     "ops": table.ops,
@@ -21,7 +21,7 @@ TABLES = {
 }
 
 
-def run(asked: Asked, say: Callable[[str], None] = print) -> Session:
+def run(asked: BenchSettings, say: Callable[[str], None] = print) -> Session:
     if asked.out is not None:
         _check_out(asked.out, asked.what)
     session = Session(asked, say)

@@ -12,7 +12,7 @@ import torch
 from tokmix.bench import ceilings, machine
 from tokmix.bench.clock import Call, Clock, GpuClock, Timing
 from tokmix.bench.rule import Verdict
-from tokmix.bench.settings import Asked
+from tokmix.bench.settings import BenchSettings
 from tokmix.bench.table import Row
 from tokmix.runs.files import finite, write_json
 
@@ -27,7 +27,7 @@ def device_of(asked: str | None) -> str:
 
 
 class Session:
-    def __init__(self, asked: Asked, say: Callable[[str], None] = print):
+    def __init__(self, asked: BenchSettings, say: Callable[[str], None] = print):
         self.device, self.named_device = device_of(asked.device), asked.device is not None
         self.asked = asked.sized(self.device)
         if self.asked.threads is not None:
@@ -147,4 +147,4 @@ def moved(given: Sequence[torch.Tensor], result: torch.Tensor, backward: bool) -
     return 3 * inputs + 2 * output if backward else inputs + output
 
 
-__all__ = ["Asked", "Row", "Session", "Timing", "device_of", "moved", "tensors_bytes"]
+__all__ = ["BenchSettings", "Row", "Session", "Timing", "device_of", "moved", "tensors_bytes"]

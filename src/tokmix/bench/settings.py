@@ -36,7 +36,7 @@ def check_read(what: str, given: Iterable[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchSettings:
     """quick     sizes for a test: numbers without meaning
     lengths   tokens of a sequence; of the context, for decode
     tokens    of a call, whatever the length
@@ -63,7 +63,7 @@ class Asked:
     data: Path | None = None
     encoder: str | None = None
 
-    def sized(self, device: str) -> Asked:
+    def sized(self, device: str) -> BenchSettings:
         """Every gap filled for that kind of device."""
         one_of("benchmark", self.what, READ)
         check_read(self.what, [name for name in SIZES if getattr(self, name)])

@@ -223,13 +223,13 @@ def loop(process: Process) -> Found:
     """The best loop one would write by hand for the same model: fused AdamW, one batch; on a GPU compiled and captured."""
     from tokmix.bench import train
     from tokmix.bench.session import Session
-    from tokmix.bench.settings import Asked
+    from tokmix.bench.settings import BenchSettings
 
     process.imported()
     given = process.given
     gpu = given["device"] == "cuda"
     config = {name: value for name, value in given["config"].items() if name not in ("stack", "max_len")}
-    session = Session(Asked("train", device=given["device"], tokens=given["tokens"]), say=lambda line: None)
+    session = Session(BenchSettings("train", device=given["device"], tokens=given["tokens"]), say=lambda line: None)
     model = train.Trained("user", config, given["config"]["stack"], ())
     rows = [train.time_model(session, model, model.stack, setting, given["length"]) for setting in (("compiled",) if gpu else ("eager",))]
     if not rows[0]:

@@ -5,50 +5,51 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import re
 import typing
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 
 def add_settings(parser: argparse.ArgumentParser, settings: type, prefix: str = "") -> None:
-    """--prefix.name VALUE for every field; a bool is --name or --no-name. What was not said is left out of the result,
-    and the dataclass itself checks what was."""
+    """--prefix.name VALUE for every field; a bool is --name or --no-name. An option that is not given is absent from the
+    result. The dataclass itself checks the values."""
     hints, notes = typing.get_type_hints(settings), _notes(settings)
     for field in fields(settings):
         option = "--" + prefix + (field.name if prefix else field.name.replace("_", "-"))
-        shown = notes.get(field.name, "")
-        if field.default is not None:
-            shown = f"{shown} (default: {field.default})".strip()
-        dest, shown = prefix + field.name, shown.replace("%", "%%")
+        about = re.sub(r"\bNone: ", "default: ", notes.get(field.name, ""))  # nobody types None on a command line
+        if field.default is not None and field.default is not MISSING:
+            about = f"{about} (default: {field.default})".strip()
+        dest, about = prefix + field.name, about.replace("%", "%%")
         if hints[field.name] in (bool, bool | None):
-            parser.add_argument(option, dest=dest, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=shown)
+            parser.add_argument(option, dest=dest, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=about)
             continue
         read, choices = _reader(hints[field.name])
         metavar = None if choices else "VALUE"
-        parser.add_argument(option, dest=dest, type=read, choices=choices, metavar=metavar, default=argparse.SUPPRESS, help=shown)
+        parser.add_argument(option, dest=dest, type=read, choices=choices, metavar=metavar, default=argparse.SUPPRESS, help=about)
 
 
-def said(options: argparse.Namespace, settings: type, prefix: str = "") -> dict[str, Any]:
-    """The fields that stood on the command line, by their full name."""
-    given = vars(options)
-    return {prefix + field.name: given[prefix + field.name] for field in fields(settings) if prefix + field.name in given}
+def given_settings(options: argparse.Namespace, settings: type, prefix: str = "") -> dict[str, Any]:
+    """The fields that were given on the command line, by their full name."""
+    names = [prefix + field.name for field in fields(settings)]
+    return {name: getattr(options, name) for name in names if hasattr(options, name)}
 
 
 def _notes(settings: type) -> dict[str, str]:
-    """The comment behind each field, which is written for people who read the settings."""
+    """The comment after each field of the dataclass."""
     lines = inspect.getsource(settings).splitlines()
     tree = ast.parse(inspect.cleandoc("\n".join(lines)) if lines[0].startswith(" ") else "\n".join(lines)).body[0]
     assert isinstance(tree, ast.ClassDef)
-    found = {}
-    for node in tree.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found[node.target.id] = lines[(node.end_lineno or 1) - 1][node.end_col_offset or 0 :].partition("#")[2].strip()
-    return found
+    return {
+        node.target.id: lines[(node.end_lineno or 1) - 1][node.end_col_offset or 0 :].partition("#")[2].strip()
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
 
 
 def _reader(hint: object) -> tuple[Callable[[str], object], list[str] | None]:
-    """How to read a word of the command line as a value of that type, and the choices where there are few."""
+    """The function that reads a word of the command line as a value of this type, and the choices of a Literal."""
     if typing.get_origin(hint) is typing.Literal:
         return str, list(typing.get_args(hint))
     parts = [part for part in typing.get_args(hint) if part is not type(None)] or [hint]

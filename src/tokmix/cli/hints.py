@@ -1,4 +1,4 @@
-"""Settings that an error message names, as the command at hand spells them."""
+"""Spell the settings in an error message as options of the current command."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import fields
 
 from tokmix.data.prepare.settings import PrepareSettings
 
-READING = [one.name for one in fields(PrepareSettings)]
+NAMES = [field.name for field in fields(PrepareSettings)]
 # encoding=latin-1, but neither prepare.encoding=latin-1 nor --encoding=latin-1 nor f(text='x')
-SETTING = re.compile(rf"(?<![\w.\-(])({'|'.join(READING)})=")
+SETTING = re.compile(rf"(?<![\w.\-(])({'|'.join(NAMES)})=")
 
 
 def as_options(message: str, known: Sequence[str]) -> str:

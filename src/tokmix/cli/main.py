@@ -19,7 +19,7 @@ DEBUG = "--debug"
 
 
 def entry() -> int:
-    """The command `tokmix`: main, and an immediate exit where this process is one of several."""
+    """The command `tokmix`: run main, and exit at once if this process is one of several."""
     code = main()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         leave(code)
@@ -35,22 +35,22 @@ def leave(code: int) -> NoReturn:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 = done, 1 = it did not work (one line says what), 2 = the command line cannot be read, 130 = interrupted."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = DEBUG in given[: given.index("--") if "--" in given else None]
+    """-> exit code: 0 success, 1 error (reported in one line), 2 the command line cannot be read, 130 interrupted."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = DEBUG in _before_dashes(words)
     if debug:
-        given.remove(DEBUG)
-    if given and not given[0].startswith("-") and given[0] not in COMMANDS:
-        _parser().error(f"no command {given[0]!r}{nearest(given[0], COMMANDS)}")
-    if not given or given[0] not in COMMANDS:
-        _parser().parse_args(given)  # --help, --version, or what is wrong
-    options = _read(given[0], given[1:])
+        words.remove(DEBUG)
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        _parser().error(f"no command {words[0]!r}{nearest(words[0], COMMANDS)}")
+    if not words or words[0] not in COMMANDS:
+        _parser().parse_args(words)  # --help, --version or an error
+    options = _read(words[0], words[1:])
     try:
         code = options.run(options)
         sys.stdout.flush()
         return int(code)
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python reports the closed pipe again at exit
         return 0
     except KeyboardInterrupt as error:
         print(f"tokmix {options.command}: {str(error) or 'interrupted'}", file=sys.stderr)
@@ -58,40 +58,48 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        print(printable(f"tokmix {options.command}: {_told(error, options)}"), file=sys.stderr)
+        print(printable(f"tokmix {options.command}: {_message(error, options)}"), file=sys.stderr)
         return 1
 
 
-def _told(error: Exception, options: argparse.Namespace) -> str:
-    """An expected error is its own message. An unexpected one gets its type and a hint to --debug."""
-    told = " ".join(str(error).split())
+def _message(error: Exception, options: argparse.Namespace) -> str:
+    """An expected error gives its own message. An unexpected one also gets its type and a hint to --debug."""
+    text = " ".join(str(error).split())
     if isinstance(error, ImportError) and error.name == "torch":
-        return f"{told}: pip install 'tokmix[torch]'"
-    if isinstance(error, (ValueError, OSError, ImportError)) and told:
+        return f"{text}: pip install 'tokmix[torch]'"
+    if isinstance(error, (ValueError, OSError, ImportError)) and text:
         return as_options(str(error), options.known)
-    return f"{type(error).__name__}{': ' * bool(told)}{told[:500]} (unexpected: the same command with {DEBUG} shows where)"
+    return f"{type(error).__name__}{': ' * bool(text)}{text[:500]} (unexpected error; add {DEBUG} to see the traceback)"
+
+
+def _before_dashes(words: Sequence[str]) -> Sequence[str]:
+    """The words in which options are read: those before `--`."""
+    return words[: words.index("--") if "--" in words else None]
 
 
 class _Parser(argparse.ArgumentParser):
     """Reports an unreadable command line in one line, without the usage, which fills a page for some commands."""
 
-    given: Sequence[str] = ()
+    words: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith("the following arguments are required"):  # what was given instead may be one of them, mistyped
-            names = [word.split("=")[0] for word in self.given]
-            strange = next((name for name in names if name.startswith("--") and name not in self._option_string_actions), None)
-            message += "" if strange is None else f"; there is no {strange!r}{nearest(strange, options_of(self))}"
-        self.exit(2, f"{self.prog}: {message} (`{self.prog} --help` tells all)\n")
+        if message.startswith("the following arguments are required"):  # one of them may be on the command line, mistyped
+            names = [word.split("=")[0] for word in self.words]
+            unknown = next((name for name in names if name.startswith("--") and name not in self._option_string_actions), None)
+            message += "" if unknown is None else f"; there is no {unknown!r}{nearest(unknown, options_of(self))}"
+        self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
 
 
 def show_help(parser: argparse.ArgumentParser, first: Sequence[str] = ()) -> NoReturn:
-    """The options that matter first, where a command names them; else all."""
+    """Print the options in `first` and the number of the others; without `first`, all options."""
     others = [one for one in parser._actions if one.option_strings and not set(one.option_strings) & {"-h", "--help-all", *first}]
     if first and others:
         for action in others:
             action.help = argparse.SUPPRESS
         parser.epilog = f"{parser.epilog or ''}\n\n{len(others)} more options: {parser.prog} --help-all".strip()
+    elif len(others) > 12:  # argparse would repeat every option here, a page of them
+        needed = " ".join(str(one.metavar or one.dest) for one in parser._actions if not one.option_strings)
+        parser.usage = f"%(prog)s [OPTION ...] {needed}"
     parser.print_help()
     parser.exit()
 
@@ -101,10 +109,10 @@ def options_of(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Of `tokmix` itself: which commands there are."""
+    """The parser of `tokmix` itself: the list of commands."""
     parser = _Parser(prog="tokmix", description="Token mixing at low cost: a library and a lab.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"tokmix {tokmix.__version__}")
-    parser.add_argument(DEBUG, action="store_true", help="of any command: show the traceback of an error")
+    parser.add_argument(DEBUG, action="store_true", help="with any command: show the traceback of an error")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         commands.add_parser(name, help=_module(name).ABOUT)
@@ -120,21 +128,21 @@ def command_parser(name: str) -> argparse.ArgumentParser:
     about = command.ABOUT
     parser = _Parser(prog=f"tokmix {name}", description=about[0].upper() + about[1:] + ".", allow_abbrev=False, add_help=False)
     parser.add_argument("-h", "--help", action="store_true", default=argparse.SUPPRESS, help="show this help")
-    every = "show every option" if hasattr(command, "FIRST") else argparse.SUPPRESS
-    parser.add_argument("--help-all", action="store_true", default=argparse.SUPPRESS, help=every)
+    help_all = "show all options" if hasattr(command, "FIRST") else argparse.SUPPRESS
+    parser.add_argument("--help-all", action="store_true", default=argparse.SUPPRESS, help=help_all)
     command.add(parser)
     parser.set_defaults(run=command.run, command=name, known=options_of(parser))
     return parser
 
 
 def _read(name: str, words: Sequence[str]) -> argparse.Namespace:
-    """Options and positional arguments in any order."""
+    """Parse the words after the command: options and positional arguments in any order."""
     parser = command_parser(name)
     assert isinstance(parser, _Parser)
-    parser.given = words
-    asked = set(words[: words.index("--") if "--" in words else None])
-    if asked & {"-h", "--help", "--help-all"}:
-        show_help(parser, () if "--help-all" in asked else getattr(_module(name), "FIRST", ()))
+    parser.words = words
+    before = set(_before_dashes(words))
+    if before & {"-h", "--help", "--help-all"}:
+        show_help(parser, () if "--help-all" in before else getattr(_module(name), "FIRST", ()))
     options, unknown = parser.parse_known_intermixed_args(_booleans(parser, words))
     if unknown:
         parser.error(f"{name} has no argument {unknown[0]!r}{nearest(unknown[0], options.known)}")
@@ -143,12 +151,12 @@ def _read(name: str, words: Sequence[str]) -> argparse.Namespace:
 
 def _booleans(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
     """`--train.baseline false` and `--train.baseline=false` as `--no-train.baseline`."""
-    found: list[str] = []
+    rewritten: list[str] = []
     rest = list(words)
     while rest:
         word = rest.pop(0)
         if word == "--":
-            return [*found, word, *rest]
+            return [*rewritten, word, *rest]
         name, equals, value = word.partition("=")
         if isinstance(parser._option_string_actions.get(name), argparse.BooleanOptionalAction):
             if not equals and rest and rest[0].lower() in ("true", "false"):
@@ -156,5 +164,5 @@ def _booleans(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str
             if value and value.lower() not in ("true", "false"):
                 parser.error(f"argument {name}: {value!r} is neither true nor false")
             word = f"--no-{name.removeprefix('--')}" if value.lower() == "false" else name
-        found.append(word)
-    return found
+        rewritten.append(word)
+    return rewritten

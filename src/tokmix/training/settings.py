@@ -1,4 +1,4 @@
-"""What `train` can be told, with its defaults. Imports nothing heavy, so that a command line can show it at once.
+"""The settings of `train` with their defaults. Imports nothing heavy, so that a command line can show them at once.
 
 Defaults < --config (a file or the name of a recipe) < options of the command line.
 """
@@ -20,20 +20,20 @@ RECIPES = Path(__file__).parent / "recipes"
 
 @dataclass(frozen=True)
 class ModelSettings:
-    stack: str | None = None  # None: by the kind of data (see defaults.py)
-    dim: int = 128
-    layout: Literal["pre", "serialized", "post", "rezero", "parallel"] = "pre"
-    norm: Literal["layer", "rms"] = "layer"
-    feed_forward: int | None = None  # inner width; None: twice dim; 0: none
-    feed_forward_kind: Literal["gelu", "swiglu"] = "gelu"
-    dropout: float | None = None  # at each layer's input, the embedding included; None: by the kind of data
-    positions: Literal["none", "learned", "sinusoidal"] | None = None  # None: by the kind of data
-    pooling: Literal["mean", "max", "mean_max", "first"] | None = None  # of rows; None: max, from an encoder mean_max
-    embedding: float | None = None  # scale of fresh embeddings of rows; None: by the kind of data
-    ngrams: int = 1  # rows: embeddings of n-grams up to this n
-    buckets: int = 32768  # how many embeddings the n-grams share
-    compare: bool | None = None  # pairs: tell each token which text it stands in and whether the other has it too; None: yes
-    length: int = 256  # tokens of a window of a running text
+    stack: str | None = None  # mixers from the bottom layer up, such as 'hsm*2, attention(heads=4)'; None: by the kind of data
+    dim: int = 128  # width of the model
+    layout: Literal["pre", "serialized", "post", "rezero", "parallel"] = "pre"  # order of norms, residual connections and layers in a block
+    norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
+    feed_forward: int | None = None  # inner width of the feed-forward nets; 0: none; None: twice model.dim
+    feed_forward_kind: Literal["gelu", "swiglu"] = "gelu"  # activation of the feed-forward nets
+    dropout: float | None = None  # dropout rate at the input of each layer, the embedding included; None: by the kind of data
+    positions: Literal["none", "learned", "sinusoidal"] | None = None  # position encoding at the input; None: by the kind of data
+    pooling: Literal["mean", "max", "mean_max", "first"] | None = None  # of the tokens of a row; None: max, from an encoder mean_max
+    embedding: float | None = None  # rows: scale of new embeddings; None: by the kind of data
+    ngrams: int = 1  # rows: longest n-gram that gets an embedding
+    buckets: int = 32768  # number of embeddings that the n-grams share
+    compare: bool | None = None  # pairs: mark for each token which text it is in and whether the other text has it; None: yes
+    length: int = 256  # tokens in a window of running text
 
     def __post_init__(self) -> None:
         _check("model", self)
@@ -43,56 +43,56 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    task: Literal["classify", "multilabel", "regress", "lm", "mlm", "rtd", "embed", "distill"] | None = None  # None: the data's own
-    generator: str | None = None  # rtd: the stack of the generator; None: the first quarter of the layers
-    epochs: int | None = None  # None: by the size of the data
-    minutes: float | None = None  # at most this long: the schedule is fitted to it
-    steps: int | None = None  # exactly so many, instead of epochs
-    lr: float | None = None  # None: by the kind of data
-    warmup: float = 0.1  # share of the steps in which the learning rate rises; then it falls
-    schedule: Literal["cosine", "triangle"] = "cosine"  # how the rate falls; triangle: a straight rise over warmup, a straight fall
-    final_lr: float = 0.0  # where the fall ends, as a share of lr
-    weight_decay: float = 0.05
-    beta2: float = 0.98
-    average: float | None = None  # of the running mean of the weights, what stays at each step; 0: no mean; None: by the kind of data
-    clip: float = 1.0  # largest norm of the gradient; 0: any
-    tokens: int | None = None  # of a batch, padding included; None: 4096, for a running text on a GPU 16384
-    rows: int = 64  # most rows of a batch; windows of a running text are counted by tokens alone
-    accumulate: int = 1  # batches of one step: their gradients are summed before the optimizer moves (gradient accumulation)
+    task: Literal["classify", "multilabel", "regress", "lm", "mlm", "rtd", "embed", "distill"] | None = None  # None: the task of the data
+    generator: str | None = None  # rtd: stack of the generator; None: the first quarter of the layers
+    epochs: int | None = None  # passes over the data; None: by the size of the data
+    minutes: float | None = None  # time limit; the learning-rate schedule is fitted to it
+    steps: int | None = None  # number of steps, instead of epochs
+    lr: float | None = None  # highest learning rate; None: by the kind of data
+    warmup: float = 0.1  # share of the steps in which the learning rate rises
+    schedule: Literal["cosine", "triangle"] = "cosine"  # how the learning rate falls after the rise; triangle: in a straight line
+    final_lr: float = 0.0  # learning rate at the end, as a share of train.lr
+    weight_decay: float = 0.05  # weight decay of the optimizer
+    beta2: float = 0.98  # beta2 of AdamW
+    average: float | None = None  # decay of the running mean of the weights; 0: no mean; None: by the kind of data
+    clip: float = 1.0  # largest norm of the gradient; 0: no limit
+    tokens: int | None = None  # most tokens of a batch, padding included; None: 4096, for running text on a GPU 16384
+    rows: int = 64  # most rows of a batch; for running text train.tokens is the only limit
+    accumulate: int = 1  # batches in a step: their gradients are summed (gradient accumulation)
     grow: float = 0.0  # share of the steps over which the batches of a step grow from one to train.accumulate
-    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the layers, AdamW for the rest
-    checkpoint_layers: bool = False  # run each layer again in the backward pass: less memory, a third more time (gradient checkpointing)
-    packed: bool = False  # rows without padding, where every mixer of the stack offers it
-    teacher: str | None = None  # distill: the folder of a sentence encoder to learn from
-    temperature: float = 0.05  # embed, distill: what likenesses are divided by; the smaller, the more the nearest wrong answers count
-    documents: bool = False  # windows of a running text: documents that share a window do not see each other
-    token_dropout: float | None = None  # share of the tokens hidden at each reading; None: by the kind of data
-    label_smoothing: float = 0.0
-    start: str | None = None  # an encoder to start from: a folder of `pretrain`, or the name of a shipped one; --from for short
-    freeze: Literal["auto", "yes", "no"] = "auto"  # an encoder stays as it is, with a linear head; auto: where fine-tuning takes too long
-    layer_decay: float | None = None  # each layer learns at this share of the rate of the one above it; None: 0.9 from an encoder, else 1
-    pretrain: int | None = None  # epochs of a warm-up, finding hidden tokens in train; 0: none; None: 30 for small tables of single texts
-    mask: float | None = None  # mlm: share of tokens hidden and asked for; None: 0.15, in a warm-up 0.3
-    fraction: float = 1.0  # share of train's rows that are trained on, by a hash of each: a smaller share is part of a larger one
-    holdout: float | None = None  # share of train kept apart to choose by; None: valid where it is not reported on, else a tenth or less
-    evaluations: int | None = None  # on that part, evenly over the run; None: 20, or fewer: they take a tenth of the time at most
-    final: Literal["valid", "test"] | None = None  # the split of the reported figure; None: test, else valid
-    seed: int = 0
-    save_seconds: float = 60.0  # between checkpoints
-    save_steps: int | None = None  # checkpoint every so many steps too
-    keep: int = 2  # checkpoints that are kept
-    report_to: Literal["tensorboard", "wandb", "mlflow", "trackio"] | None = None  # a tracker that is told the lines of the log too
-    log_steps: int | None = None  # between two lines of the log; None: 10, on a GPU 50, since each one waits for the device
-    baseline: bool = True  # rows: fit a bag of words first, and answer by the better or by both; lm: a byte n-gram model beside it
-    refit: bool = True  # rows: once the figure is known, the kept model learns from every labelled row too (not from a test split given)
-    fit_time: bool = True  # rows on a CPU, where no length is given: fewer epochs where they would take over 12 s for 1,000 short rows
-    balance: bool = False  # classify: weigh classes by one over their share of the rows
-    device: str | None = None  # None: a GPU where there is one
-    threads: int | None = None  # on a CPU; None: OMP_NUM_THREADS, else the fastest of 1, half and all in a short trial
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: Muon for the matrices of the layers, AdamW for the rest
+    checkpoint_layers: bool = False  # gradient checkpointing: run each layer again in the backward pass; less memory, a third more time
+    packed: bool = False  # rows without padding, if every mixer of the stack supports it
+    teacher: str | None = None  # distill: folder of the sentence encoder to learn from
+    temperature: float = 0.05  # embed, distill: similarities are divided by it; a small value puts more weight on the hardest negatives
+    documents: bool = False  # running text: documents in one window do not see each other
+    token_dropout: float | None = None  # share of the tokens hidden each time a row is read; None: by the kind of data
+    label_smoothing: float = 0.0  # share of the target probability that all classes get equally
+    start: str | None = None  # encoder to start from: a folder that `pretrain` wrote, or the name of a shipped one; short: --from
+    freeze: Literal["auto", "yes", "no"] = "auto"  # keep the encoder fixed and train a linear head; auto: where fine-tuning takes too long
+    layer_decay: float | None = None  # learning rate of each layer as a share of that of the layer above; None: 0.9 from an encoder, else 1
+    pretrain: int | None = None  # epochs of warm-up on hidden tokens of train; 0: none; None: 30 for small tables of single texts
+    mask: float | None = None  # mlm: share of the tokens hidden and predicted; None: 0.15, in a warm-up 0.3
+    fraction: float = 1.0  # share of the rows of train to use, chosen by hash: a smaller share is part of a larger one
+    holdout: float | None = None  # share of train held out to choose weights by; None: valid if it is not reported, else a tenth or less
+    evaluations: int | None = None  # evaluations on held-out rows, evenly spaced; None: 20, or fewer to take at most a tenth of the time
+    final: Literal["valid", "test"] | None = None  # split of the reported figures; None: test, else valid
+    seed: int = 0  # seed of initial weights, data order and dropout
+    save_seconds: float = 60.0  # seconds between checkpoints
+    save_steps: int | None = None  # steps between checkpoints, in addition to train.save_seconds
+    keep: int = 2  # number of checkpoints to keep
+    report_to: Literal["tensorboard", "wandb", "mlflow", "trackio"] | None = None  # experiment tracker that also gets the lines of the log
+    log_steps: int | None = None  # steps between two lines of the log; None: 10, on a GPU 50, because each line waits for the GPU
+    baseline: bool = True  # rows: also fit a bag of words, and answer by the better of the two or by both; lm: also fit a byte n-gram model
+    refit: bool = True  # rows: after the figures are measured, train the kept model on all labelled rows, except a given test split
+    fit_time: bool = True  # rows on a CPU with no length given: fewer epochs if they would take over 12 s per 1,000 short rows
+    balance: bool = False  # classify: weight each class by one over its share of the rows
+    device: str | None = None  # cpu, cuda or cuda:N; None: a GPU if there is one
+    threads: int | None = None  # threads on a CPU; None: OMP_NUM_THREADS, else the fastest of 1, half and all in a short trial
     precision: Literal["float32", "bfloat16"] | None = None  # None: bfloat16 on a GPU, float32 elsewhere
-    capture: bool = True  # on a GPU: steps as CUDA graphs, a graph for each shape of batch
-    compile: Literal["auto", "yes", "no"] = "auto"  # on a GPU: layers by torch.compile; auto: where the run is long enough to gain by it
-    shard: bool = False  # several processes: each keeps its part of the weights and of the optimizer's state (FSDP2)
+    capture: bool = True  # on a GPU: run steps as CUDA graphs, one for each shape of batch
+    compile: Literal["auto", "yes", "no"] = "auto"  # on a GPU: use torch.compile; auto: if the run is long enough to gain time
+    shard: bool = False  # several processes: each holds a part of the weights and of the optimizer state (FSDP2)
 
     def __post_init__(self) -> None:
         _check("train", self)
@@ -146,11 +146,11 @@ GROUPS: dict[str, type] = {"model": ModelSettings, "train": TrainSettings, "prep
 class Settings:
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
-    prepare: dict[str, Any] = field(default_factory=dict)  # only what was said: a prepared folder takes nothing
+    prepare: dict[str, Any] = field(default_factory=dict)  # only what was set: a prepared folder takes no settings
 
     @classmethod
     def of(cls, config: str | Path | None = None, given: Mapping[str, object] | None = None) -> Settings:
-        """`given` holds what was said, by full name: {"train.lr": 1e-3, "model.stack": "hsm*4"}; it goes before the config."""
+        """`given` holds settings by full name, {"train.lr": 1e-3, "model.stack": "hsm*4"}; they override the config."""
         known = _flat(read_config(config)) if config is not None else {}
         known |= dict(given or {})
         parts: dict[str, dict[str, Any]] = {name: {} for name in GROUPS}

@@ -1,7 +1,7 @@
 """The commands of `tokmix`, one file each: ABOUT (a line of help), add(parser), run(options) -> exit code,
-and FIRST, the options that --help shows, where there are many.
+and FIRST, the options that --help shows, for commands with many options.
 
-A file imports what it needs inside run(), so that --help answers at once, without torch.
+A file imports what it needs inside run(), so that --help is quick and needs no torch.
 """
 
 from __future__ import annotations

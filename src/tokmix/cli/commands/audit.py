@@ -4,20 +4,20 @@ import argparse
 
 from tokmix.cli.commands.common import add_imports
 
-ABOUT = "find what leaks in a model: padding, neighbours in a batch, packed documents, its cache, the future"
+ABOUT = "find leaks in a model: from padding, other rows of a batch, packed documents, its cache, future tokens"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a folder that `train` or save_pretrained wrote, or a name on the hub")
-    parser.add_argument("--only", action="append", default=None, metavar="CHECK", help="this check alone, for instance 'right padding'")
-    parser.add_argument("--compile", action="store_true", help="also compare torch.compile with eager mode, which is slow")
-    parser.add_argument("--seed", type=int, default=0, help="of the random tokens (default: %(default)s)")
+    parser.add_argument("model", metavar="MODEL", help="a folder that `train` or save_pretrained wrote, or a name on the Hugging Face hub")
+    parser.add_argument("--only", action="append", default=None, metavar="CHECK", help="run only this check, such as 'right padding'")
+    parser.add_argument("--compile", action="store_true", help="also compare torch.compile with eager mode (slow)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random tokens (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     add_imports(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 = clean, 3 = some check found a fault."""
+    """0: no faults, 3: at least one check found a fault."""
     import json
 
     from tokmix.hf import audit

@@ -5,49 +5,49 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from tokmix.bench.settings import COMPILED, DTYPES, Asked, check_read
+from tokmix.bench.settings import COMPILED, DTYPES, BenchSettings, check_read
 from tokmix.core.checks import at_least
 
-ABOUT = "measure on this machine"
+ABOUT = "run a benchmark on this machine"
 FIRST = ("--quick", "--lengths", "--device", "--dtype", "--out")  # of --help
 KINDS = """\
-user        what one who types commands gets: train, fine-tune, predict, decode, beside what else one could have used
+user        the commands as a user runs them: train, fine-tune, predict, generate, next to other tools
 import      what `import tokmix` adds to `import torch`
-ops         each op, checked against float64 and timed beside plain torch, torch.compile and attention
-layers      the mixers as layers, forward and backward, beside attention at its fastest
-decode      the next token after a long context: time and state of a layer; tokens a second of models next to GPT-2
-train       training tokens a second of whole models, beside the same models with attention
-train-loop  tokens a second of `tokmix train` over those of a plain loop
-checkpoint  how long training waits for a checkpoint, and how long that takes to the disk; also by torchrun
-serve       requests a second of `tokmix serve`, batched and one by one, every answer checked"""
+ops         each op, checked against float64 and timed next to plain torch, torch.compile and attention
+layers      each mixer as a layer, forward and backward, next to the fastest attention
+decode      the next token after a long context: time and state size of layers; tokens a second of models and of GPT-2
+train       training tokens a second of whole models, next to the same models with attention
+train-loop  tokens a second of `tokmix train`, divided by those of a plain loop
+checkpoint  how long training waits for a checkpoint, and how long writing it takes; also under torchrun
+serve       requests a second of `tokmix serve`, batched and one by one; every answer is checked"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawTextHelpFormatter
     kinds = [line.split()[0] for line in KINDS.splitlines()]
     parser.add_argument("what", choices=kinds, help=KINDS)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[], metavar="N", help="tokens of a sequence, or of decode's context")
-    parser.add_argument("--tokens", type=int, metavar="N", help="of a call, whatever the length")
-    parser.add_argument("--dim", type=int, metavar="N", help="width")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to check that the benchmark runs")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[], metavar="N", help="tokens of a sequence; decode: of the context")
+    parser.add_argument("--tokens", type=int, metavar="N", help="tokens of one call, at every length")
+    parser.add_argument("--dim", type=int, metavar="N", help="width of the layers")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
     parser.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 on a GPU, float32 on a CPU")
-    parser.add_argument("--threads", type=int, metavar="N", help="of torch on a CPU")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of torch on a CPU")
     parser.add_argument(
-        "--compiled", choices=COMPILED, help="torch.compile at no length, at one or at all; default: one on a GPU, else none"
+        "--compiled", choices=COMPILED, help="lengths at which torch.compile is measured too; default: one on a GPU, else none"
     )
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only what has one of these in its name")
-    parser.add_argument("--minutes", type=float, metavar="M", help="start nothing new after that long; user: what all trainings may take")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="measure only what has one of these words in its name")
+    parser.add_argument("--minutes", type=float, metavar="M", help="start nothing new after this time; user: time for all trainings")
     parser.add_argument("--data", type=Path, metavar="FILE", help="user: a table with the columns text and label")
-    parser.add_argument("--encoder", metavar="MODEL", help="user: what fine-tuning starts from; default: random weights")
-    parser.add_argument("--model", metavar="MODEL", help="serve: a folder of `train` or `export`")
-    parser.add_argument("--requests", type=int, metavar="N", help="serve: to each server (default: 2000)")
-    parser.add_argument("--clients", type=int, metavar="N", help="serve: at once (default: 32)")
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="every number, machine and versions; a picture next to it")
+    parser.add_argument("--encoder", metavar="MODEL", help="user: encoder to fine-tune; default: random weights")
+    parser.add_argument("--model", metavar="MODEL", help="serve: a folder that `train` or `export` wrote")
+    parser.add_argument("--requests", type=int, metavar="N", help="serve: requests to each server (default: 2000)")
+    parser.add_argument("--clients", type=int, metavar="N", help="serve: clients that send at the same time (default: 32)")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="new file for all numbers, machine and versions; also draws a plot")
 
 
 def run(options: argparse.Namespace) -> int:
-    names = (*(field.name for field in fields(Asked) if hasattr(options, field.name)), "model", "requests", "clients")
+    names = (*(field.name for field in fields(BenchSettings) if hasattr(options, field.name)), "model", "requests", "clients")
     given = {name: value for name in names if name != "what" and (value := getattr(options, name)) not in (None, []) and value is not False}
     check_read(options.what, given)
     for name in ("tokens", "dim"):
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     from tokmix.bench.run import run as measure
 
     lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    session = measure(Asked(options.what, **(given | lists)))
+    session = measure(BenchSettings(options.what, **(given | lists)))
     return 1 if session.refused else 0
 
 
@@ -75,6 +75,6 @@ def _serve(given: dict[str, Any]) -> int:
     from tokmix.pages.serve.bench import run as measure
 
     if "model" not in given:
-        raise ValueError("bench serve needs a model: --model MODEL, a folder of `train` or `export`")
+        raise ValueError("bench serve needs a model: --model MODEL, a folder that `train` or `export` wrote")
     quick = {"requests": 60, "clients": 4} if given.pop("quick", False) else {}
     return 0 if measure(given.pop("model"), **(quick | given)) else 1

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import argparse
 
-ABOUT = "train on Python's own standard library, from text to a model that predicts, in a few minutes"
+ABOUT = "train two small models on the source of Python's standard library, in a few minutes"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    kinds = "stdlib: which package a snippet comes from; shapes: a toy task, and who attends to whom"
+    kinds = "stdlib: predict the package of a snippet; shapes: a toy task, and which tokens read which"
     parser.add_argument("--what", choices=["stdlib", "shapes"], default="stdlib", help=f"{kinds} (default: %(default)s)")
-    parser.add_argument("--out", default="out/demo", help="folder for what is written (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=60.0, help="shapes: time for training in all (default: %(default)s)")
+    parser.add_argument("--out", default="out/demo", help="folder for the results (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data order (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="shapes: training time in all (default: %(default)s)")
 
 
 def run(options: argparse.Namespace) -> int:

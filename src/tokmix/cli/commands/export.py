@@ -5,15 +5,15 @@ from pathlib import Path
 
 from tokmix.cli.commands.common import add_imports, add_model
 
-ABOUT = "a trained model as a graph that runs without tokmix, for onnxruntime without torch"
+ABOUT = "export a trained model to ONNX or torch.export, to run without tokmix"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write; it must not exist")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the exported model")
     parser.add_argument("--format", choices=["onnx", "torch"], default="onnx", help="torch: a torch.export program (default: %(default)s)")
-    parser.add_argument("--int8", action="store_true", help="weights as 8-bit integers (onnx)")
-    parser.add_argument("--network", action="store_true", help="the network alone, where the model answers with a bag of words too")
+    parser.add_argument("--int8", action="store_true", help="onnx: weights as 8-bit integers")
+    parser.add_argument("--network", action="store_true", help="leave the bag of words out, if the model answers with one too")
     add_imports(parser)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import argparse
 
-ABOUT = "the ops as a kernel repository for Hugging Face's `kernels` package"
+ABOUT = "write the ops as a kernel repository for Hugging Face's `kernels` package"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

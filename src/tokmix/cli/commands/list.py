@@ -4,7 +4,7 @@ import argparse
 
 from tokmix.cli.commands.common import add_imports
 
-ABOUT = "the known mixers: order, modes, options"
+ABOUT = "list the mixers with their order, modes and options"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

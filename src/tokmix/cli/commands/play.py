@@ -4,14 +4,14 @@ import argparse
 
 from tokmix.cli.commands.common import add_imports, add_model
 
-ABOUT = "a page on this machine: type a text, see what a trained model makes of it"
+ABOUT = "open a local web page to try a trained model on your own text"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument("--against", metavar="MODEL2", default=None, help="a model next to it (default: untrained attention, as large)")
-    parser.add_argument("--port", type=int, default=8765, help="0: any that is free (default: %(default)s)")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine alone)")
+    parser.add_argument("--against", metavar="MODEL2", help="model next to it (default: untrained attention of the same size)")
+    parser.add_argument("--port", type=int, default=8765, help="0: any free port (default: %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, only this machine)")
     add_imports(parser)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from tokmix.cli.commands.common import add_imports
 from tokmix.core.checks import is_there
 
-ABOUT = "a model folder or a stack layer by layer: parameters, FLOPs, state, reach"
+ABOUT = "show a model folder or a stack layer by layer: parameters, FLOPs, state, reach"
 DIM, LENGTH, VOCAB = 256, 512, 30522
 
 
@@ -14,11 +14,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what", metavar="MODEL_OR_STACK", help="a folder that `train` wrote, or a stack such as 'hsm*3, attention(heads=8)'"
     )
-    parser.add_argument("--length", type=int, default=None, help=f"tokens of the sequence to cost (default: the model's own; {LENGTH})")
-    parser.add_argument("--dim", type=int, default=None, help=f"of a stack: width (default: {DIM})")
-    parser.add_argument("--vocab", type=int, default=None, help=f"of a stack: size of the vocabulary (default: {VOCAB})")
-    parser.add_argument("--feed-forward", type=int, default=None, help="of a stack: inner width; 0 = none (default: twice the width)")
-    parser.add_argument("--causal", action="store_true", help="of a stack: as a language model, each token seeing only what came before")
+    parser.add_argument("--length", type=int, help=f"tokens of the sequence (default: the limit of the model; of a stack {LENGTH})")
+    parser.add_argument("--dim", type=int, default=None, help=f"stack: width of the model (default: {DIM})")
+    parser.add_argument("--vocab", type=int, default=None, help=f"stack: size of the vocabulary (default: {VOCAB})")
+    parser.add_argument("--feed-forward", type=int, help="stack: inner width of the feed-forward nets; 0: none (default: twice --dim)")
+    parser.add_argument("--causal", action="store_true", help="stack: as a language model, where each token sees only earlier tokens")
     add_imports(parser)
 
 
@@ -29,23 +29,20 @@ def run(options: argparse.Namespace) -> int:
     import_files(options.imports)
     if not _names_a_folder(options.what):
         width = "auto" if options.feed_forward is None else options.feed_forward
-        dim, length, vocab = (default if given is None else given for given, default in _sizes(options))
+        sizes = ((options.dim, DIM), (options.length, LENGTH), (options.vocab, VOCAB))
+        dim, length, vocab = (default if size is None else size for size, default in sizes)
         print(summary.show_stack(options.what, dim, length, vocab, width, options.causal))
         return 0
     for name in ("dim", "vocab", "feed_forward", "causal"):
-        given = getattr(options, name)
-        if given is not None and given is not False:
+        value = getattr(options, name)
+        if value is not None and value is not False:
             raise ValueError(f"--{name.replace('_', '-')} is for a stack; the model in {options.what} has its own")
     print(summary.show_folder(options.what, options.length))
     return 0
 
 
-def _sizes(options: argparse.Namespace) -> list[tuple[int | None, int]]:
-    return [(options.dim, DIM), (options.length, LENGTH), (options.vocab, VOCAB)]
-
-
 def _names_a_folder(what: str) -> bool:
-    """No stack has a slash in it. A folder without a model does not hide the mixer of that name."""
+    """No stack contains a slash. A name that is both a mixer and a folder without a model means the mixer."""
     from tokmix.study.summary import reads_as_stack
 
     if "/" in what or "\\" in what:

@@ -4,27 +4,32 @@ import argparse
 from typing import Any
 
 from tokmix.api.settings import WARM_UP
-from tokmix.cli.arguments import add_settings, said
+from tokmix.cli.arguments import add_settings, given_settings
 from tokmix.cli.commands.common import add_data, add_imports
 from tokmix.training.settings import GROUPS
 
-ABOUT = "a table or a pile of text -> a trained, saved, usable model"
+ABOUT = "train a model on a table or on plain text, save it and report its figures"
 FIRST = ("--out", "--stack", "--minutes", "--seed", "--config")  # of --help
 SHORT = (
-    ("--stack", "model.stack", str, "the mixers, bottom first, such as 'hsm*2, attention(heads=4)'; default: by the kind of data"),
-    ("--minutes", "train.minutes", float, "train at most this long; default: by the size of the data"),
-    ("--epochs", "train.epochs", int, "how often each row is read; default: by the size of the data"),
-    ("--from", "train.start", str, "start from an encoder: a folder that `tokmix pretrain` wrote, or the name of a shipped one"),
-    ("--seed", "train.seed", int, "of first weights, order and dropout; default: 0"),
-    ("--report-to", "train.report_to", str, "also tell a tracker: tensorboard, wandb, mlflow or trackio; in the run's folder, offline"),
-    ("--test", "prepare.test_file", str, "a file to report on; nothing is then split off the data itself"),
+    ("--stack", "model.stack", str, "mixers from the bottom layer up, such as 'hsm*2, attention(heads=4)'; default: by the kind of data"),
+    ("--minutes", "train.minutes", float, "time limit of training; default: by the size of the data"),
+    ("--epochs", "train.epochs", int, "passes over the data; default: by the size of the data"),
+    ("--from", "train.start", str, "encoder to start from: a folder that `tokmix pretrain` wrote, or the name of a shipped one"),
+    ("--seed", "train.seed", int, "seed of initial weights, data order and dropout; default: 0"),
+    ("--report-to", "train.report_to", str, "also log to a tracker: tensorboard, wandb, mlflow or trackio; offline, into the run's folder"),
+    ("--test", "prepare.test_file", str, "separate file for the test split; the data itself then gives no test rows"),
 )
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_data(parser)
-    parser.add_argument("--out", required=True, help="new folder for the model, the checkpoints and the log")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    add_run(parser, "new folder for the model, the checkpoints and the log")
+
+
+def add_run(parser: argparse.ArgumentParser, out: str) -> None:
+    """What every command that trains one model takes; `out` is the help of --out."""
+    parser.add_argument("--out", required=True, help=out)
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out")
     add_imports(parser)
     add_threads(parser)
     add_train_settings(parser)
@@ -51,16 +56,17 @@ def add_train_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def train_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What of those stood on the command line, by full name."""
-    given: dict[str, Any] = {}
-    for group, settings in GROUPS.items():
-        given |= said(options, settings, f"{group}.")
-    return given
+    """Those settings that were given on the command line, by full name."""
+    return {name: value for group, fields in GROUPS.items() for name, value in given_settings(options, fields, f"{group}.").items()}
+
+
+def run_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The keywords that the Python functions take for the options of `add_run`."""
+    return {"verbose": True} | {name: getattr(options, name) for name in ("config", "resume", "imports")} | train_settings(options)
 
 
 def run(options: argparse.Namespace) -> int:
     from tokmix.api.fit import train
 
-    names = ("config", "resume", "imports")
-    train(options.data, options.out, verbose=True, **{name: getattr(options, name) for name in names}, **train_settings(options))
+    train(options.data, options.out, **run_settings(options))
     return 0

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import argparse
 
-from tokmix.cli.arguments import add_settings, said
+from tokmix.cli.arguments import add_settings, given_settings
 from tokmix.cli.commands.common import add_imports
 from tokmix.training.transfer.settings import TransferSettings
 
-ABOUT = "a Hugging Face model -> the same with mixers in place of attention, taught by the old one"
+ABOUT = "replace attention in a Hugging Face model by other mixers and train them to match the old model"
 FIRST = ("--data", "--stack", "--layers", "--out", "--tokens")  # of --help
 
 
@@ -14,7 +14,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("teacher", metavar="TEACHER", help="a folder that save_pretrained wrote, with its tokenizer.json")
     parser.add_argument("--data", metavar="TEXT", nargs="+", required=True, help="files or folders of plain text")
     parser.add_argument("--out", required=True, help="new folder for the model, the checkpoints and the logs")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out")
     add_imports(parser)
     add_settings(parser, TransferSettings)
 
@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from tokmix.api.transfer import transfer
 
-    given = said(options, TransferSettings)
+    given = given_settings(options, TransferSettings)
     if "stack" not in given:
         raise ValueError("--stack is missing: name a mixer, such as 'hypermixing(heads=4)'")
     transfer(options.teacher, options.data, options.out, resume=options.resume, imports=options.imports, verbose=True, **given)

@@ -2,20 +2,22 @@ from __future__ import annotations
 
 import argparse
 
-ABOUT = "whether every file of a folder is as tokmix wrote it"
+ABOUT = "check that the files of a folder are as tokmix wrote them"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folders", metavar="FOLDER", nargs="+", help="of `prepare`, `train`, `tune` or `compare`, or a model folder")
+    parser.add_argument(
+        "folders", metavar="FOLDER", nargs="+", help="what `prepare`, `train`, `tune` or `compare` wrote, or a model folder"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """1 where something is damaged."""
+    """1 if something is damaged."""
     from tokmix.study.verify import DAMAGED, verify
 
-    found = [one for folder in options.folders for one in verify(folder)]
-    for one in found:
-        print(one.line())
-    damaged = sum(one.state == DAMAGED for one in found)
-    print(f"{len(found)} checked, {damaged} damaged")
+    files = [file for folder in options.folders for file in verify(folder)]
+    for file in files:
+        print(file.line())
+    damaged = sum(file.state == DAMAGED for file in files)
+    print(f"{len(files)} checked, {damaged} damaged")
     return 1 if damaged else 0

@@ -1,4 +1,4 @@
-"""What `prepare` can be told, with its defaults. Imports nothing heavy, so that a command line can show it at once."""
+"""The settings of `prepare` with their defaults. Imports nothing heavy, so that a command line can show them at once."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from tokmix.core.checks import at_least, nearest, typed
 
 @dataclass(frozen=True)
 class PrepareSettings:
-    task: Literal["classify", "multilabel", "regress", "lm", "mlm"] | None = None  # None: told by the data
+    task: Literal["classify", "multilabel", "regress", "lm", "mlm"] | None = None  # None: chosen from the data
     text: str | None = None  # text column, or two for a pair: premise,hypothesis
     label: str | None = None  # column of the class or score
-    split_column: str | None = None  # column that says train, valid or test ("split" is taken without asking)
-    group: str | None = None  # column whose equal values stay in one split (the source file of a snippet, say)
-    weight: str | None = None  # column of the weight of each row in the loss, a number of at least 0; None: all weigh the same
-    format: Literal["csv", "tsv", "jsonl", "parquet", "txt", "xlsx", "sqlite"] | None = None  # None: told by the file's name
+    split_column: str | None = None  # column that says train, valid or test; a column named "split" needs no option
+    group: str | None = None  # column whose equal values stay in one split, such as the source file of a snippet
+    weight: str | None = None  # column with the weight of each row in the loss, at least 0; None: equal weights
+    format: Literal["csv", "tsv", "jsonl", "parquet", "txt", "xlsx", "sqlite"] | None = None  # file format; None: by the file's name
     separator: str | None = None  # between the cells of a csv: one character, or tab, comma, semicolon, pipe; None: from the first line
-    sheet: str | None = None  # which sheet of a workbook, or table of a database, where there are several
-    pattern: str | None = None  # which files of a folder, for instance *.py; unknown endings are read as plain text
-    header: str | None = None  # names of the columns of a file without a header line: text,label
-    encoding: str = "utf-8"
+    sheet: str | None = None  # sheet of a workbook, or table of a database, if there are several
+    pattern: str | None = None  # which files of a folder to read, such as *.py; unknown file types are read as plain text
+    header: str | None = None  # column names of a file without a header line: text,label
+    encoding: str = "utf-8"  # text encoding of the files
     subset: str | None = None  # configuration of a data set on the hub
-    resplit: bool = False  # split by hash even where splits are given
-    into: Literal["train", "valid", "test"] | None = None  # put every row into this split: for evaluating a trained model
-    valid: float | None = None  # share of valid where no splits are given; None: a tenth, less for large data
-    test: float | None = None  # the same for test
-    test_file: str | None = None  # a file of its own for the test split: of the data itself nothing is then split off
+    resplit: bool = False  # split by hash even if the data has splits
+    into: Literal["train", "valid", "test"] | None = None  # put every row into this split, to evaluate a trained model
+    valid: float | None = None  # share of rows for valid if the data has no splits; None: a tenth, less for large data
+    test: float | None = None  # share of rows for test if the data has no splits; None: a tenth, less for large data
+    test_file: str | None = None  # separate file for the test split; the data itself then gives no test rows
     tokenizer: str | None = None  # wordpiece, bpe, bytes, or a tokenizer.json; None: wordpiece for rows, bpe for lm
-    vocab: int | None = None  # of a tokenizer that is trained, smaller where the text has less; None: 16384 for rows, 8192 for lm
-    lowercase: bool = True  # wordpiece only
-    max_len: int = 512  # tokens of a row, special ones included; a running text is not cut
-    long: Literal["truncate", "refuse"] = "truncate"  # what to do with a longer row
-    label_separator: str | None = None  # between the labels of a cell: a row may have any number of them (task multilabel)
-    merge_labels: bool = False  # labels that differ in case or blanks alone are one class
-    labels: tuple[str, ...] | None = None  # the classes of a trained model, in their order: any other label is an error
-    shard_tokens: int = 2**27
+    vocab: int | None = None  # vocabulary size of a new tokenizer, smaller if the text has less; None: 16384 for rows, 8192 for lm
+    lowercase: bool = True  # wordpiece: read all text as lower case
+    max_len: int = 512  # most tokens of a row, special tokens included; running text is not cut
+    long: Literal["truncate", "refuse"] = "truncate"  # what to do with a longer row: cut it, or stop with an error
+    label_separator: str | None = None  # separator between the labels of a cell, for rows with any number of labels (task multilabel)
+    merge_labels: bool = False  # treat labels that differ only in case or spaces as one class
+    labels: tuple[str, ...] | None = None  # the classes in order, such as those of a trained model; any other label is an error
+    shard_tokens: int = 2**27  # tokens in one token file
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(PrepareSettings).items():

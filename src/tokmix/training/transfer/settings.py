@@ -1,4 +1,4 @@
-"""What `transfer` can be told, with its defaults. Imports nothing heavy, so that a command line can show it at once."""
+"""The settings of `transfer` with their defaults. Imports nothing heavy, so that a command line can show them at once."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tokmix.core.checks import at_least, typed, within
 
 @dataclass(frozen=True)
 class TransferSettings:
-    stack: str  # one mixer, for the layers named by --layers, or one for each layer, bottom first; plain `attention` keeps a layer
-    layers: str | None = None  # of a single mixer: all, 'every second' (the default), 'first 4', 'last 4', or numbers from 0: 1,3,5
-    init: Literal["fresh", "values", "attention"] = "values"  # what of the old weights stays; see `swap` in docs/huggingface.md
-    tokens: int = 2_000_000  # to read in all
-    first: float = 0.3  # share of the tokens in which the swapped layers learn by themselves
-    length: int = 512  # longest pieces of the text; the model's own limit where that is smaller
-    batch: int = 4096  # tokens of a step
-    lr: float = 1e-3  # largest learning rate while the swapped layers learn by themselves
-    lr_whole: float = 3e-4  # the same while the whole model learns
-    seed: int = 0  # of fresh weights and of the order of the text
-    precision: Literal["float32", "bfloat16"] | None = None  # of products; None: bfloat16 on a GPU and on a CPU with AMX
-    device: str | None = None  # None: a GPU where there is one
-    threads: int | None = None  # on a CPU; None: torch's own number
-    save_seconds: float = 300.0  # between checkpoints
+    stack: str  # one mixer for the layers of --layers, or one per layer from the bottom up, where `attention` keeps a layer
+    layers: str | None = None  # layers to replace: all, 'every second', 'first 4', 'last 4', or numbers from 0: 1,3,5; None: every second
+    init: Literal["fresh", "values", "attention"] = "values"  # which weights of attention to keep; see `swap` in docs/huggingface.md
+    tokens: int = 2_000_000  # tokens to train on, both stages together
+    first: float = 0.3  # share of the tokens for the first stage, in which each new layer learns to give what its attention layer gave
+    length: int = 512  # tokens in a piece of text, at most the limit of the model
+    batch: int = 4096  # tokens in a step
+    lr: float = 1e-3  # highest learning rate of the first stage
+    lr_whole: float = 3e-4  # highest learning rate of the second stage, in which the whole model learns
+    seed: int = 0  # seed of new weights and of the order of the text
+    precision: Literal["float32", "bfloat16"] | None = None  # of products; None: bfloat16 on a GPU or a CPU with AMX, else float32
+    device: str | None = None  # cpu, cuda or cuda:N; None: a GPU if there is one
+    threads: int | None = None  # threads on a CPU; None: the default of torch
+    save_seconds: float = 300.0  # seconds between checkpoints
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():

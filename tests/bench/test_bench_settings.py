@@ -10,7 +10,7 @@ import torch
 
 from tests.benches import quick
 from tokmix.bench.session import Session
-from tokmix.bench.settings import Asked
+from tokmix.bench.settings import BenchSettings
 from tokmix.cli.main import main
 
 
@@ -56,7 +56,7 @@ def test_an_option_that_a_benchmark_does_not_read_is_refused(
 def test_sizes_that_say_nothing_are_neither_recorded_nor_in_the_title() -> None:
     from tokmix.bench.run import title_of
 
-    ops, train = (Session(Asked(what, quick=True, device="cpu"), say=lambda line: None).record() for what in ("ops", "train"))
+    ops, train = (Session(BenchSettings(what, quick=True, device="cpu"), say=lambda line: None).record() for what in ("ops", "train"))
     assert train["asked"]["dim"] is None and train["asked"]["dtype"] is None and train["asked"]["lengths"] == (16, 32)
     assert title_of(ops).endswith(", float32, d = 32") and "d = " not in title_of(train) and "float32" not in title_of(train)
 
@@ -107,14 +107,14 @@ def test_a_run_out_of_time_says_what_it_left_out(tmp_path: Path) -> None:
 
 
 def test_sizes_by_device() -> None:
-    gpu, cpu = (Asked("ops").sized(device) for device in ("cuda", "cpu"))
+    gpu, cpu = (BenchSettings("ops").sized(device) for device in ("cuda", "cpu"))
     assert gpu.lengths[0] == cpu.lengths[0] == 128 and gpu.lengths[-1] == 65_536 and cpu.lengths[-1] == 4096
     assert (gpu.dtype, gpu.compiled, gpu.tokens) == ("bfloat16", "one", 65_536) and (cpu.dtype, cpu.compiled) == ("float32", "none")
-    assert Asked("ops", lengths=(64, 8, 64)).sized("cpu").lengths == (8, 64)
+    assert BenchSettings("ops", lengths=(64, 8, 64)).sized("cpu").lengths == (8, 64)
 
 
 def test_a_body_that_fails_does_not_end_a_run() -> None:
-    session = Session(Asked("ops", quick=True, device="cpu"), say=lambda line: None)
+    session = Session(BenchSettings("ops", quick=True, device="cpu"), say=lambda line: None)
 
     def fails() -> None:
         raise RuntimeError("no room")
