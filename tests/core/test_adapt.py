@@ -121,7 +121,7 @@ def test_causal_masks_are_honoured_or_refused() -> None:
     causal = swap_attention(encoder(), "hsm", causal=True, max_len=16)
     torch.testing.assert_close(causal(x, mask=mask), causal(x, mask=mask, is_causal=True))
     torch.testing.assert_close(causal(x, mask=mask.isinf()), causal(x))
-    with pytest.raises(ValueError, match="plain causal mask alone"):
+    with pytest.raises(ValueError, match="can honour only the plain causal mask"):
         causal(x, mask=torch.zeros(6, 6, dtype=torch.bool))
     both = swap_attention(encoder(), "hypermixing", causal=False, max_len=16)
     with pytest.raises(ValueError, match="cannot honour an attention mask"):
@@ -151,7 +151,7 @@ def test_device_dtype_and_training_are_kept_and_shifts_climb() -> None:
 
 
 def test_what_cannot_be_swapped_is_named() -> None:
-    with pytest.raises(ValueError, match="Linear holds no nn.MultiheadAttention"):
+    with pytest.raises(ValueError, match="Linear has no nn.MultiheadAttention"):
         swap_attention(nn.Linear(3, 3), "fnet", causal=False, max_len=4)
     with pytest.raises(ValueError, match="one mixer for all layers"):
         swap_attention(encoder(), "fnet*2", causal=False, max_len=4)

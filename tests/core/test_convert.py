@@ -99,14 +99,14 @@ def test_position_codes_become_a_table(origin: str, tied: bool) -> None:
 def test_other_layers_are_refused_in_one_line() -> None:
     given = drawn(heads=1, dim=4, inner=4, hidden=4, tied=False)
     for changes, words in (
-        ({"weight": torch.ones(1)}, "no place for weight"),
+        ({"weight": torch.ones(1)}, "convert does not know weight: this is another version"),
         ({}, "give max_len"),
     ):
         with pytest.raises(ValueError, match=words):
             tokmix.convert(given | changes, max_len=8 if changes else None)
     with pytest.raises(ValueError, match="lacks 'layer_norm.bias'"):
         tokmix.convert({name: value for name, value in given.items() if name != "layer_norm.bias"}, max_len=8)
-    with pytest.raises(ValueError, match="no layer that convert knows: bias, weight"):
+    with pytest.raises(ValueError, match="unknown layer with bias, weight; known: HyperMixing"):
         tokmix.convert(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="lacks op.mix.U"):
         tokmix.convert(

@@ -102,7 +102,7 @@ def test_settings_are_checked() -> None:
         ({"ngrams": 0}, "ngrams=0"),
         ({"ngrams": 9}, "at most 4"),
         ({"buckets": 0}, "buckets=0"),
-        ({"separator": VOCAB}, f"separator={VOCAB} is no id"),
+        ({"separator": VOCAB}, f"separator={VOCAB} is not an id of the vocabulary"),
         ({"separator": True}, "separator=True"),
         ({"ngrams": 2, "causal": True}, "both directions"),
         ({"separator": 1, "causal": True}, "both directions"),

@@ -185,7 +185,7 @@ def test_a_draft_that_is_the_model_is_always_right_and_saves_passes() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"temperature": 0.5}, "temperature=0.5: a draft model works with temperature=0"),
+        ({"temperature": 0.5}, "temperature=0.5: a draft model works only with temperature=0"),
         ({"draft_tokens": 0}, "draft_tokens=0"),
         ({"draft": made(vocab=9)}, "vocabulary of 9, and the model one of 23"),
         ({"draft": made("gmlp", max_len=8)}, "the draft model takes 8"),

@@ -1,7 +1,7 @@
-"""A mixer where nn.MultiheadAttention was, in torch's own Transformer encoder layers.
+"""A mixer in place of nn.MultiheadAttention, in torch's own Transformer encoder layers.
 
-The one place where masks are inverted: torch's padding masks say True = ignore, ours True = real token. A mask that
-the mixer cannot honour is an error, never ignored.
+Only this file inverts masks: in torch's padding masks True means ignore, in ours a real token. A mask that the mixer
+cannot apply is an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tokmix.core.segments import Segments
 
 
 class _LastSegments:
-    """All layers of an encoder are given one and the same padding mask: read it once."""
+    """Caches the segments of the latest padding mask, since all layers of an encoder get the same one."""
 
     def __init__(self) -> None:
         self.mask: weakref.ref[Tensor] | None = None
@@ -25,33 +25,33 @@ class _LastSegments:
         self.segments: Segments | None = None
 
     def of(self, mask: Tensor) -> Segments:
-        if mask.is_inference():  # it does not say when it is changed
+        if mask.is_inference():  # such a tensor has no version that tells of a change
             return Segments.from_mask(~_blocked(mask, "key_padding_mask"))
-        known = self.mask() if self.mask is not None else None
-        if known is not mask or self.version != mask._version or self.segments is None:
+        latest = self.mask() if self.mask is not None else None
+        if latest is not mask or self.version != mask._version or self.segments is None:
             self.segments = Segments.from_mask(~_blocked(mask, "key_padding_mask"))
             self.mask, self.version = weakref.ref(mask), mask._version
         return self.segments
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy or pickle starts without a mask: the mask belongs to another call."""
+        """A copy or pickle has no mask, since the mask belongs to one call."""
         return _LastSegments, ()
 
 
 def _blocked(mask: Tensor, what: str) -> Tensor:
-    """torch's masks as bool, True = not to be seen; torch itself turns bool masks into 0 and -inf on the way."""
+    """A mask of torch as bool, True = hidden. Encoder layers of torch turn bool masks into numbers, 0 and -inf."""
     if mask.dtype == torch.bool:
         return mask
     blocked = mask == -torch.inf
     if bool((mask[~blocked] != 0).any()):
-        raise ValueError(f"{what} holds numbers other than 0 and -inf; a mixer can leave tokens out, but not weigh their scores")
+        raise ValueError(f"{what} has numbers other than 0 and -inf; a mixer can leave tokens out, but has no scores to add them to")
     return blocked
 
 
 class MixerAttention(nn.Module):
-    """A mixer with the call signature of nn.MultiheadAttention; it returns no attention weights (None)."""
+    """A mixer with the call signature of nn.MultiheadAttention; in place of attention weights it returns None."""
 
-    # What torch's encoder layers look at before they bypass their own attention module: this keeps them from it.
+    # With these two, torch's encoder layers call this module and do not take their fused path around it.
     _qkv_same_embed_dim = False
     in_proj_bias = None
 
@@ -76,7 +76,7 @@ class MixerAttention(nn.Module):
             raise ValueError(f"mixer {self.mixer.kind!r} was given a nested tensor; pad it and pass a key_padding_mask")
         crossed = key is not query or value is not query
         self._check_mask(attn_mask, is_causal, query)
-        x, keys, values = (self._inward(t) for t in (query, key, value))
+        x, keys, values = (self._batch_first(t) for t in (query, key, value))
         if key_padding_mask is not None and key_padding_mask.dim() == 1:
             key_padding_mask = key_padding_mask[None]
         segments = None if key_padding_mask is None else self._last.of(key_padding_mask)
@@ -85,8 +85,8 @@ class MixerAttention(nn.Module):
             return y[0], None
         return (y if self.batch_first else y.transpose(0, 1)), None
 
-    def _inward(self, x: Tensor) -> Tensor:
-        """To [B, T, D]; torch also takes one sequence without a batch, [T, D]."""
+    def _batch_first(self, x: Tensor) -> Tensor:
+        """x as [B, T, D]; torch also takes one sequence without a batch, [T, D]."""
         if x.dim() == 2:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
@@ -105,13 +105,13 @@ class MixerAttention(nn.Module):
         blocked = _blocked(attn_mask, "attn_mask")
         if blocked.shape[-2:] != causal.shape or not bool((blocked == causal).all()):
             shape = list(attn_mask.shape)
-            raise ValueError(f"mixer {self.mixer.kind!r} can honour the plain causal mask alone, not this attn_mask of shape {shape}")
+            raise ValueError(f"mixer {self.mixer.kind!r} can honour only the plain causal mask, not this attn_mask of shape {shape}")
 
 
 def swap_attention(module: nn.Module, mixer: str, *, causal: bool, max_len: int) -> nn.Module:
-    """Put a mixer, written as in a stack ('hypermixing(heads=4)'), in place of each nn.MultiheadAttention inside an
-    nn.TransformerEncoder, an nn.TransformerEncoderLayer or a module of your own that holds them. Changes the module
-    and returns it; the attention's weights are gone, and so is the dropout of its scores: mixers have none."""
+    """Replace each nn.MultiheadAttention inside an nn.TransformerEncoder, an nn.TransformerEncoderLayer or a module of
+    your own by a mixer, which is written as in a stack ('hypermixing(heads=4)'). Changes the module and returns it.
+    The attention's weights are lost, and so is the dropout of its scores, which mixers do not have."""
     specs = stack.parse(mixer)
     if len(specs) != 1:
         raise ValueError(f"swap_attention takes one mixer for all layers, not the stack {mixer!r}")
@@ -123,30 +123,30 @@ def swap_attention(module: nn.Module, mixer: str, *, causal: bool, max_len: int)
     def make(attention: nn.MultiheadAttention, layer: int) -> MixerAttention:
         if not attention._qkv_same_embed_dim:
             raise ValueError(
-                f"attention with kdim={attention.kdim}, vdim={attention.vdim} beside embed_dim={attention.embed_dim} cannot be swapped"
+                f"attention with kdim={attention.kdim}, vdim={attention.vdim} and embed_dim={attention.embed_dim} cannot be swapped"
             )
         for name, set_so in (("add_bias_kv", attention.bias_k is not None), ("add_zero_attn", attention.add_zero_attn)):
             if set_so:
-                raise ValueError(f"attention with {name}=True cannot be swapped: a mixer adds no token of its own to the keys")
+                raise ValueError(f"attention with {name}=True cannot be swapped: a mixer adds no token to the keys")
         made = create(spec.name, attention.embed_dim, causal=causal, max_len=max_len, layer=layer, **spec.options)
         made = made.to(attention.out_proj.weight)  # device and dtype
         return MixerAttention(made, attention.batch_first, attention.num_heads, last).train(attention.training)
 
     if isinstance(module, nn.MultiheadAttention):
         return make(module, 0)
-    found = [
+    attentions = [
         (parent, name, child)
         for parent in module.modules()
         for name, child in parent.named_children()
         if isinstance(child, nn.MultiheadAttention)
     ]
-    if not found:
-        raise ValueError(f"{type(module).__name__} holds no nn.MultiheadAttention to swap")
-    shared = dict.fromkeys(child for _, _, child in found)  # one that stands in several places stays one
-    made = {child: make(child, layer) for layer, child in enumerate(shared)}  # all before any is put in place
-    for parent, name, child in found:
+    if not attentions:
+        raise ValueError(f"{type(module).__name__} has no nn.MultiheadAttention to swap")
+    unique = dict.fromkeys(child for _, _, child in attentions)  # a shared attention becomes a shared mixer
+    made = {child: make(child, layer) for layer, child in enumerate(unique)}  # an error here leaves the module unchanged
+    for parent, name, child in attentions:
         setattr(parent, name, made[child])
     for part in module.modules():
-        if isinstance(part, nn.TransformerEncoder):  # or it would turn padded batches into nested tensors in eval
+        if isinstance(part, nn.TransformerEncoder):  # otherwise it turns padded batches into nested tensors in eval
             part.enable_nested_tensor = part.use_nested_tensor = False
     return module

@@ -14,7 +14,7 @@
                     └────────────────────┘
 
 Without a feed-forward net a layer ends after the mixer's residual. Dropout acts on the layer's input.
-Forward and step share one wiring, so that training and decoding cannot drift apart.
+Forward and step share one wiring, so that training and decoding cannot differ.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class FeedForward(nn.Module):
         return F.silu(gate) * up
 
     def prepared(self) -> Branch:
-        """The same for many single tokens x [D] on a CPU."""
+        """A faster `forward` for many single tokens x [D] on a CPU."""
         inner, outer = product(self.inner), product(self.outer)
         if inner is None or outer is None:
             return self
@@ -76,7 +76,7 @@ class FeedForward(nn.Module):
 
 
 class Mixing:
-    """A layer's mixer as a wiring sees it: mix(h), or x + mix(norm(x)) at once, which some mixers do in one pass."""
+    """The mixer as an argument of `Layer.wire`: mix(h), or mix.onto(x, norm) for x + mix(norm(x)), which some mixers do in one pass."""
 
     def __init__(self, mixer: Mixer, segments: Segments | None):
         self.mixer, self.segments = mixer, segments
@@ -85,7 +85,7 @@ class Mixing:
         return self.mixer(h, self.segments)
 
     def onto(self, x: Tensor, norm: nn.Module) -> Tensor:
-        # A fused pass would call neither mixer nor norm.
+        # A fused pass calls neither mixer nor norm, so their hooks would not run.
         mixed = None if is_watched(self.mixer) or is_watched(norm) else self._onto(x, norm)
         return x + self(norm(x)) if mixed is None else mixed
 
@@ -94,7 +94,7 @@ class Mixing:
 
 
 class Stepping(Mixing):
-    """The same for the next tokens: `state` is the one after them."""
+    """The same for the next tokens; `state` becomes the state after them."""
 
     def __init__(self, mixer: Mixer, segments: Segments | None, state: State):
         super().__init__(mixer, segments)
@@ -105,15 +105,15 @@ class Stepping(Mixing):
         return y
 
     def _onto(self, x: Tensor, norm: nn.Module) -> Tensor | None:
-        done = self.mixer.step_normed(x, norm, self.state, self.segments)
-        if done is None:
+        result = self.mixer.step_normed(x, norm, self.state, self.segments)
+        if result is None:
             return None
-        y, self.state = done
+        y, self.state = result
         return y
 
 
 class PreparedMixing(Mixing):
-    """The same for one token of one row, x [D], by a mixer's `prepared_step`."""
+    """The same for one token of one row, x [D], with the mixer's `prepared_step`."""
 
     def __init__(self, mixer: Mixer, step: PreparedStep, state: State, position: int):
         super().__init__(mixer, None)
@@ -128,9 +128,9 @@ class PreparedMixing(Mixing):
 
 
 class Layer(nn.Module, ABC):
-    """A mixer and a feed-forward net (or None), wired by a layout."""
+    """A mixer and a feed-forward net (or None), connected as a layout says."""
 
-    norms = 0  # how many norms the layout uses
+    norms = 0  # number of norms that the layout uses
 
     def __init__(self, mixer: Mixer, feed_forward: FeedForward | None, norm: str, dropout: float):
         super().__init__()
@@ -150,8 +150,8 @@ class Layer(nn.Module, ABC):
 
     def cost(self, length: int) -> Cost:
         norms = Cost(0, len(self.norm) * NORM * length * self.mixer.dim)
-        fed = self.feed_forward.cost(length) if self.feed_forward is not None else Cost()
-        return self.mixer.cost(length) + fed + norms
+        feed_forward = self.feed_forward.cost(length) if self.feed_forward is not None else Cost()
+        return self.mixer.cost(length) + feed_forward + norms
 
 
 class PreparedLayer:

@@ -1,4 +1,4 @@
-"""Equal parameters: the config whose feed-forward width, or hypernetwork size, meets a parameter budget."""
+"""Equal numbers of parameters: the config whose feed-forward width, or hypernetwork size, fits a parameter budget."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def match_parameters(config: ModelConfig, target: int | ModelConfig) -> ModelConfig:
-    """`config` with the feed-forward width that brings it within 0.5 % of `target` parameters (a number, or another
-    config's count). Without a feed-forward the mixers' hidden size is set instead, where they have one."""
+    """`config` with the feed-forward width that brings it within 0.5 % of `target` parameters (a number, or the count of
+    another config). Without a feed-forward, the hidden size of the mixers that have one is set instead."""
     goal = parameter_count(target) if isinstance(target, ModelConfig) else target
     if isinstance(goal, bool) or not isinstance(goal, int) or goal < 1:
         shown = f"={goal!r}" if isinstance(goal, (int, float, str)) else f" of type {type(goal).__name__}"
@@ -40,7 +40,7 @@ def match_parameters(config: ModelConfig, target: int | ModelConfig) -> ModelCon
 
 
 def _line(config: ModelConfig, unit: int) -> tuple[int, int]:
-    """Parameters grow linearly with the size: the count at size 0, and per unit."""
+    """The parameter count at size 0, and its growth per unit of the size, which is linear."""
     one, two = (parameter_count(_sized(config, n * unit)) for n in (1, 2))
     return 2 * one - two, two - one
 
@@ -61,7 +61,7 @@ def _with_hidden(spec: stack.Spec, size: int) -> stack.Spec:
 
 
 def _hidden_unit(config: ModelConfig) -> int:
-    """The hidden size goes in steps that every mixer's heads divide."""
+    """The smallest hidden size that every mixer's heads divide."""
     specs = [spec for spec in stack.parse(config.stack) if _has_hidden(spec)]
     if not specs:
         raise ValueError(f"{config.stack!r} has no feed-forward and no mixer with a hidden size: there is nothing to resize")

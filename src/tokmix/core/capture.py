@@ -1,8 +1,8 @@
-"""A decoding step as a CUDA graph: recorded once with buffers of its own, then replayed for every token.
+"""A decoding step as a CUDA graph: recorded once with its own buffers, then replayed for every token.
 
 ids ──copy──> [ids buffer] ─┐
                             ├─ graph: Model.advance in place ─> [x buffer] ─ head, choose ─> [next ids buffer]
-[state buffers, caches of fixed size] <─ what is not written in place is copied back, inside the graph
+[state buffers, caches of fixed size] <─ state that is not written in place is copied back, inside the graph
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tokmix.core.model import Model
 
 
 class CaptureError(Exception):
-    """Why a step cannot be recorded, in one line."""
+    """A step cannot be recorded; the message says why in one line."""
 
 
 class Choose(Protocol):
-    """Turns logits [B, vocab] into ids [B], on their device; `buffers` are the tensors that a call changes."""
+    """Computes ids [B] from logits [B, vocab], on their device; `buffers` are the tensors that a call changes."""
 
     def __call__(self, logits: Tensor) -> Tensor: ...
 
@@ -35,7 +35,7 @@ class Graph(Protocol):
 
 
 def record(body: Callable[[], None], reset: Callable[[], None]) -> Graph:
-    """A CUDA graph of body, which first runs twice on a side stream, as capture wants it; `reset` undoes what a run changes."""
+    """A CUDA graph of body, which first runs twice on a side stream, as capture requires; `reset` undoes the changes of a run."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -50,8 +50,8 @@ def record(body: Callable[[], None], reset: Callable[[], None]) -> Graph:
 
 
 def with_slots(state: State, after: State, slots: int) -> State:
-    """Copies of a state's tensors; those that a step makes longer, [B, N, ...] -> [B, N + 1, ...], get so many slots. A cache that has
-    them already, as one of an earlier capture, has room behind its rows' positions."""
+    """Copies of a state's tensors; those that a step makes longer, [B, N, ...] -> [B, N + 1, ...], get so many slots. A cache that
+    already has them, such as one of an earlier capture, has free slots after its rows' positions."""
     leaves, spec = tree_flatten(state)
     later = tree_leaves(after)
     if len(later) != len(leaves):
@@ -64,7 +64,7 @@ def _copy(leaf: Tensor, after: Tensor, slots: int) -> Tensor:
         return leaf.clone()
     if leaf.dim() < 2 or after.shape != (leaf.shape[0], leaf.shape[1] + 1, *leaf.shape[2:]) or slots < leaf.shape[1]:
         raise CaptureError(f"a state of shape {list(leaf.shape)} becomes one of {list(after.shape)}")
-    if leaf.dim() == 4:  # heads before slots in memory, as attention reads them fastest
+    if leaf.dim() == 4:  # heads before slots in memory, the order that attention reads fastest
         grown = leaf.new_zeros(leaf.shape[0], leaf.shape[2], slots, leaf.shape[3]).transpose(1, 2)
     else:
         grown = leaf.new_zeros(leaf.shape[0], slots, *leaf.shape[2:])
@@ -73,13 +73,12 @@ def _copy(leaf: Tensor, after: Tensor, slots: int) -> Tensor:
 
 
 class CapturedStep:
-    """Model.advance of one token a row, then head and `choose`, which turns logits [B, vocab] into the next ids [B], where one is given.
-    The state that it returns is always the same buffers."""
+    """Model.advance of one token in each row, then the head and `choose`, if given. It always returns the same buffers as the state."""
 
     def __init__(self, model: Model, ids: Tensor, state: State, slots: int, choose: Choose | None = None):
         self.model, self.choose = model, choose
         with torch.no_grad():
-            _, after = model.advance(ids, state)  # not in place: tells which caches grow
+            _, after = model.advance(ids, state)  # not in place, to see which caches grow
             self.ids, self.state = ids.clone(), with_slots(state, after, slots)
             self.leaves = tree_leaves(self.state)
             self._kept = [leaf.clone() for leaf in self._changed()]
@@ -88,7 +87,7 @@ class CapturedStep:
             except (RuntimeError, ValueError) as error:
                 raise CaptureError(" ".join(str(error).split())[:160]) from error
             finally:
-                self._reset()  # what runs ahead of the capture must leave no trace, also where it fails
+                self._reset()  # the runs before the capture must change nothing, also if it fails
                 del self._kept
 
     def _changed(self) -> list[Tensor]:
@@ -111,18 +110,18 @@ class CapturedStep:
             self.chosen = self.choose(self.model.finish(self.x)[:, -1])
 
     def fits(self, ids: Tensor, state: State) -> bool:
-        """Whether this graph continues that state: its own buffers, or others of these shapes (as after a reordering)."""
+        """Whether this graph can continue that state: its own buffers, or others of the same shapes (as after a reordering)."""
         if ids.shape != self.ids.shape or ids.device != self.ids.device:
             return False
         return [leaf.shape for leaf in tree_leaves(state)] == [leaf.shape for leaf in self.leaves]
 
     @torch.no_grad()
     def __call__(self, ids: Tensor, state: State) -> State:
-        """Afterwards `x` [B, 1, D], which the head reads, and `chosen` [B] hold the results, until the next call."""
+        """The results are in `x` [B, 1, D], the input of the head, and `chosen` [B], until the next call."""
         self.ids.copy_(ids)
         if state is not self.state:
-            for mine, given in zip(self.leaves, tree_leaves(state), strict=True):
-                if mine.data_ptr() != given.data_ptr():
-                    mine.copy_(given)
+            for buffer, leaf in zip(self.leaves, tree_leaves(state), strict=True):
+                if buffer.data_ptr() != leaf.data_ptr():
+                    buffer.copy_(leaf)
         self.graph.replay()
         return self.state

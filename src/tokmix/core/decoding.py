@@ -1,7 +1,7 @@
-"""The one decoding step that `tokmix.generate`, Hugging Face's generate, the play page and `bench decode` share.
+"""The decoding step that `tokmix.generate`, Hugging Face's generate, the play page and `bench decode` share.
 
-CPU   caches are written in place, and after some tokens of one row a prepared step takes over (one_row.py).
-CUDA  after some tokens the step is recorded once as a CUDA graph with buffers of its own, and replayed (capture.py).
+CPU   caches are written in place; after some tokens of a single row, prepared layers are used (one_row.py).
+CUDA  after some tokens the step is recorded as a CUDA graph with its own buffers, and then replayed (capture.py).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from tokmix.core.model import Model, Watch
 from tokmix.core.one_row import OneRow
 from tokmix.core.segments import Segments
 
-WARM = 16  # tokens before something is prepared for the ones after them: short answers do not pay for it
-LONG = 64  # so many tokens pay for it from the start
+WARM = 16  # tokens before the first preparation or recording: it takes longer than it saves in a short answer
+LONG = 64  # from this number of expected tokens on, prepare at the start
 CHUNK = 512  # slots by which a cache of unknown length grows
 
 log = logging.getLogger("tokmix")
 
 
 class Decoder:
-    """Steps of a model that change the state they are given.
+    """Steps of a model that change the given state in place.
 
-    room    the most tokens that a row will have; 0: unknown, and then nothing is captured
-    choose  the next ids from logits; on CUDA it becomes part of the graph
-    tokens  how many steps of one token will follow, where known
+    room    the most tokens that a row will have; 0: unknown, and no graph is recorded
+    choose  computes the next ids from logits; on CUDA it becomes part of the graph
+    tokens  how many steps of one token will follow; 0: unknown
     """
 
     def __init__(self, model: Model, room: int = 0, choose: Choose | None = None, tokens: int = 0):
@@ -44,14 +44,14 @@ class Decoder:
         self, ids: Tensor, state: State, segments: Segments | None = None, *, position: int | None = None, last: bool = True
     ) -> tuple[Tensor, State]:
         """Any number of tokens, such as a prompt: ids [B, T] -> (logits, new state). Logits are [B, 1, vocab], of each row's last
-        token, or [B, T, vocab] where last=False. position: where all rows stand, if that is one number."""
+        token, or [B, T, vocab] with last=False. position: that of all rows, if they have the same."""
         with torch.no_grad(), inplace_states(position=None if segments is not None else position, room=self.room):
             return self.model.step(ids, state, segments, last=last)
 
     def advance(
         self, ids: Tensor, state: State, segments: Segments | None = None, *, position: int | None = None, watch: Watch | None = None
     ) -> tuple[Tensor, State]:
-        """As `Model.advance`: ids [B, T] -> (normed x [B, T, D], which the head reads, new state)."""
+        """As `Model.advance`: ids [B, T] -> (normed x [B, T, D], new state)."""
         if ids.shape[1] != 1 or ids.dim() != 2 or segments is not None or watch is not None:
             with torch.no_grad(), inplace_states(position=None if segments is not None else position, room=self.room):
                 return self.model.advance(ids, state, segments, watch=watch)
@@ -82,7 +82,7 @@ class Decoder:
             return self.choose(row.logits(x)), state
 
     def _one_row(self, ids: Tensor, state: State, position: int | None) -> tuple[OneRow | None, int | None]:
-        """What is prepared for a step that is not captured, and where its row stands."""
+        """The prepared layers for a step that is not captured, if any, and the position of its row."""
         self.seen += 1
         if ids.shape[0] != 1 or ids.is_cuda or self.seen <= self.warm:
             return None, position
@@ -92,7 +92,7 @@ class Decoder:
         return self.row, int(state["position"]) if position is None else position
 
     def make_room(self, tokens: int) -> None:
-        """For a caller that does not know how long rows will get: at least so many tokens, in steps of CHUNK."""
+        """For callers that do not know the final length of rows: room for at least so many tokens, in steps of CHUNK."""
         if tokens > self.room:
             self.room, self.captured, self.capture = -(-tokens // CHUNK) * CHUNK, None, True
 

@@ -28,15 +28,15 @@ from tokmix.core.positions import PositionCode, count, within
 from tokmix.core.segments import Rows, Segments, check_segments
 
 HEADS = ("classify", "regress", "tag", "span", "lm", "mlm", "none")
-Watch = Callable[[Tensor], None]  # is shown x [B, T, D] after the embedding and after each layer
+Watch = Callable[[Tensor], None]  # called with x [B, T, D] after the embedding and after each layer
 POSITIONS = ("none", "learned", "sinusoidal")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """stack              the mixers, bottom first: 'hsm*3, attention(heads=8)'
-    causal             whether a token may only see what came before; lm needs it
-    max_len            the longest sequence; a bound for what owns length-sized weights, a hint for HSM's shifts
+    causal             whether a token sees only the tokens before it; lm needs it
+    max_len            the longest sequence; a bound where weights have a size that depends on it, a hint for HSM's shifts
     classes            outputs of the heads classify and tag
     layout             pre, serialized, post, rezero, parallel (drawn in block.py)
     norm               layer or rms
@@ -44,13 +44,13 @@ class ModelConfig:
     feed_forward_kind  gelu or swiglu
     dropout            at each layer's input
     positions          code added to the embedding: sinusoidal, learned, none
-    pooling            mean, max, both side by side (mean_max) or first token of each sequence, for classify and regress
+    pooling            of the tokens of each sequence, for classify and regress: mean, max, mean_max (both, concatenated) or first
     tie                lm and mlm: the output matrix is the embedding
     embedding_std      standard deviation of the embedding's initial weights. A look-up multiplies by its inverse, so tokens start at
-                       scale 1. The smaller it is, the faster AdamW moves them; a tied output matrix should be small, too.
-    ladder             what counts a mixer's place: kind = the mixers of its own name, stack = all of them
-    ngrams, buckets    embeddings of n-grams up to this n, hashed into so many; separator: the id between the two texts of a
-                       pair, which are then compared token by token (features.py). For models that see both directions.
+                       scale 1. AdamW moves tokens faster if it is small, and a tied output matrix should be small as well.
+    ladder             the mixers that count for the place of a mixer: kind = those of the same name, stack = all
+    ngrams, buckets    embeddings of n-grams up to this n, hashed into so many buckets. Only for models that see both directions.
+    separator          the id between the two texts of a pair, whose tokens are then compared (features.py). The same limit applies.
     """
 
     stack: str
@@ -77,7 +77,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("dim", "vocab", "max_len", "classes"):
             checks.at_least(name, getattr(self, name), 1)
-        for name, known in (
+        for name, choices in (
             ("head", HEADS),
             ("layout", LAYOUTS),
             ("norm", NORMS),
@@ -86,7 +86,7 @@ class ModelConfig:
             ("pooling", POOLINGS),
             ("ladder", ("kind", "stack")),
         ):
-            checks.one_of(name, getattr(self, name), known)
+            checks.one_of(name, getattr(self, name), choices)
         for name in ("causal", "tie"):
             checks.typed(name, getattr(self, name), bool)
         checks.typed("embedding_std", self.embedding_std, float)
@@ -97,7 +97,7 @@ class ModelConfig:
             raise ValueError(f"dropout={self.dropout} should be at least 0 and below 1")
         self._check_features()
         if self.head == "lm" and not self.causal:
-            raise ValueError("head='lm' predicts the next token and needs causal=True; for both directions there is head='mlm'")
+            raise ValueError("head='lm' predicts the next token and needs causal=True; a model of both directions has head='mlm'")
         width = 2 * self.dim if self.feed_forward == "auto" else 0 if self.feed_forward is None else self.feed_forward
         checks.at_least("feed_forward", width, 0)
         object.__setattr__(self, "feed_forward", width)
@@ -113,7 +113,7 @@ class ModelConfig:
             raise ValueError(f"ngrams={self.ngrams} should be at most {LONGEST}")
         checks.typed("separator", self.separator, int | None)
         if self.separator is not None and not 0 <= self.separator < self.vocab:
-            raise ValueError(f"separator={self.separator} is no id of a vocabulary of {self.vocab}")
+            raise ValueError(f"separator={self.separator} is not an id of the vocabulary of {self.vocab}")
         if self.causal and self.has_features:
             raise ValueError("ngrams and separator are for models that see both directions: leave them out where causal=True")
 
@@ -130,12 +130,12 @@ class Model(nn.Module):
         self.position_code = PositionCode(config.positions, config.dim, config.max_len)  # type: ignore[arg-type]
         self.features = Features(config.dim, config.ngrams, config.buckets, config.separator) if config.has_features else None
         self.layers: Sequence[Layer] = nn.ModuleList(self._layers())  # type: ignore[assignment]
-        # A post-norm layer ends in a norm of its own.
+        # A post-norm layer has a norm at its end.
         self.norm = nn.Identity() if config.layout == "post" else make_norm(config.norm, config.dim)
         self.head = self._head()
         # Tokens start at scale 1, which is the scale of the position code.
         self.embedding_scale = 1 / config.embedding_std
-        if config.embedding_std != 1:  # torch has drawn them at 1
+        if config.embedding_std != 1:  # torch's own initialisation has 1
             nn.init.normal_(self.embedding.weight, std=config.embedding_std)
 
     @property
@@ -165,14 +165,14 @@ class Model(nn.Module):
         return pooled_width(self.config.dim, self.config.pooling)
 
     def forward(self, ids: Tensor, segments: Segments | None = None, at: Tensor | None = None) -> Tensor:
-        """at [n]: numbers of tokens in the flattened batch; the output is then theirs alone, [n, vocab], at less cost."""
+        """at [n]: indices of tokens in the flattened batch. Then only their outputs are computed, [n, vocab]."""
         x = self.hidden(ids, segments)
         if at is not None:
             return self.finish(x.flatten(0, 1)[at])
         return self.finish(x, None if segments is None else segments.to(ids.device))
 
     def hidden(self, ids: Tensor, segments: Segments | None = None, watch: Watch | None = None) -> Tensor:
-        """What the head reads: ids [B, T], or vectors [B, T, D] in place of the embedding's rows -> [B, T, D]."""
+        """The input of the head: ids [B, T], or vectors [B, T, D] in place of the embedding's rows -> [B, T, D]."""
         segments = self._checked(ids, segments)
         x = self._embed(ids, segments, within(segments, ids))
         if watch is not None:
@@ -202,22 +202,22 @@ class Model(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it runs, also where its weights are offloaded."""
+        """The device it runs on, also if its weights are offloaded."""
         return with_weights(self.embedding, lambda: self.embedding.weight.device)
 
     @property
     def limit(self) -> int | None:
-        """The longest sequence it takes; None where nothing in it owns length-sized weights."""
+        """The longest sequence it accepts; None if no weight has a size that depends on the length."""
         own = [self.config.max_len] if self.config.positions == "learned" else []
         limits = [layer.mixer.limit for layer in self.layers if layer.mixer.limit is not None]
         return min(own + limits, default=None)
 
     def _embed(self, ids: Tensor, segments: Segments | None, positions: Tensor) -> Tensor:
-        if ids.dim() == 3:  # vectors; NaN at padding stays out
+        if ids.dim() == 3:  # vectors, whose padding may hold NaN
             x = ids if segments is None else Rows(segments.mask, segments.positions).zero(ids)
             return x * self.embedding_scale + self.position_code(positions, x.dtype)
-        ids = ids.long()  # numbers of fewer bits would give n-grams other hashes
-        if segments is not None:  # ids at padding may be unknown ones
+        ids = ids.long()  # the hashes of n-grams need 64 bits
+        if segments is not None:  # ids at padding may be outside the vocabulary
             ids = torch.where(segments.mask, ids, 0)
         x = self.embedding_of(ids) * self.embedding_scale
         if self.features is not None:
@@ -230,14 +230,14 @@ class Model(nn.Module):
         try:
             return self.embedding(ids)
         except IndexError:  # raised on a CPU only; a check on a GPU would stall it
-            known = self.embedding.num_embeddings
-            wrong = ids[(ids < 0) | (ids >= known)]
+            vocab = self.embedding.num_embeddings
+            wrong = ids[(ids < 0) | (ids >= vocab)]
             if not len(wrong):
                 raise
-            raise ValueError(f"token id {int(wrong[0])} is not in the vocabulary of {known}") from None
+            raise ValueError(f"token id {int(wrong[0])} is not in the vocabulary of {vocab}") from None
 
     def finish(self, x: Tensor, segments: Segments | None = None) -> Tensor:
-        """What the head makes of normed x [B, T, D]."""
+        """The output of the head for normed x [B, T, D]."""
         head = self.config.head
         if head in ("classify", "regress"):
             logits = self.head(self.pool(x, segments))
@@ -247,23 +247,23 @@ class Model(nn.Module):
         return with_weights(self.embedding, lambda: nn.functional.linear(x, self.embedding.weight))
 
     def pool(self, x: Tensor, segments: Segments | None) -> Tensor:
-        """x [B, T, D] -> [S, D], one vector a sequence ([S, 2D] for mean_max); zeros for one without tokens."""
+        """As `pooling.pool`, with the config's pooling."""
         return pool(x, segments, self.config.pooling)
 
     def init_state(self, batch: int) -> State:
-        """The state before the first token, for `step`: of each layer, and each row's own position."""
+        """The state before the first token, for `step`: those of the layers, and the position of each row."""
         like = with_weights(self.embedding, lambda: self.embedding.weight[:0])
         position = torch.zeros(batch, dtype=torch.long, device=like.device)
         return {"position": position, "layers": [layer.mixer.init_state(batch, like) for layer in self.layers]}
 
     def step(self, ids: Tensor, state: State, segments: Segments | None = None, *, last: bool = False) -> tuple[Tensor, State]:
-        """The next tokens of each row, ids [B, T] -> (logits [B, T, vocab], new state); padding leaves a row's as it was.
-        last: logits of each row's last token alone, [B, 1, vocab]; those of a row of padding mean nothing."""
+        """The next tokens of each row, ids [B, T] -> (logits [B, T, vocab], new state). Padding does not change a row's state.
+        last: only the logits of each row's last token, [B, 1, vocab]; those of a row of padding are undefined."""
         x, state = self.advance(ids, state, segments)
         return self.finish(last_token(x, segments) if last and x.shape[1] > 1 else x), state
 
     def advance(self, ids: Tensor, state: State, segments: Segments | None = None, *, watch: Watch | None = None) -> tuple[Tensor, State]:
-        """As `hidden`, for `step`."""
+        """As `step`, without the head: -> (normed x [B, T, D], new state)."""
         if self.config.head not in ("lm", "none") or not self.config.causal:
             raise ValueError(
                 f"step needs a causal model with head 'lm' or 'none', not head={self.config.head!r}, causal={self.config.causal}"
@@ -285,7 +285,7 @@ class Model(nn.Module):
         return self.norm(x), {"position": position + new, "layers": after}
 
     def _next_positions(self, ids: Tensor, position: Tensor, segments: Segments | None) -> Tensor:
-        """Of tokens that continue rows at `position` [B]: [B, T], or [T] where the host knows one start for all rows."""
+        """Positions of tokens that continue rows at `position` [B]: [B, T], or [T] if the host knows one start for all rows."""
         allowed = in_place()
         if segments is None and allowed is not None and allowed.position is not None:
             self.check_room(allowed.position + ids.shape[1])
@@ -294,8 +294,8 @@ class Model(nn.Module):
         return self._within(position[:, None] + steps, segments, fixed=allowed is not None and allowed.fixed)
 
     def _within(self, positions: Tensor, segments: Segments | None, fixed: bool) -> Tensor:
-        """Positions that a learned code knows; a row that runs past them is an error, one of padding is not. A caller with fixed
-        room has checked it: a CUDA graph cannot ask."""
+        """The positions, checked against the length of a learned code; padding may lie beyond it. A caller with fixed room has
+        checked before, since a CUDA graph cannot read a position."""
         if self.config.positions != "learned" or torch.compiler.is_compiling() or positions.numel() == 0 or fixed:
             return positions
         real = positions if segments is None else torch.where(segments.mask, positions, 0)
@@ -307,7 +307,7 @@ class Model(nn.Module):
             raise ValueError(f"a sequence of {length} tokens is longer than this model takes: max_len={self.config.max_len}")
 
     def cost(self, length: int) -> Cost:
-        """Of one sequence of that length, forward; the embedding is a look-up and costs nothing."""
+        """The cost of a forward pass over one sequence of that length. The embedding is a look-up and costs nothing."""
         config = self.config
         total = sum((layer.cost(length) for layer in self.layers), Cost())
         if config.head in ("lm", "mlm"):

@@ -1,7 +1,7 @@
 """Weights that are loaded only while their module runs, as accelerate's CPU and disk offload do.
 
-accelerate replaces a module's `forward` and loads the module's own weights around each call; outside of it they are on the meta
-device. Code that calls another method, or reads a weight from outside, goes through this file.
+accelerate replaces a module's `forward` by one that loads the module's own weights for the call; at other times they are on the meta
+device. Code that calls another method, or reads a weight from outside the module, uses `with_weights`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Packages beyond torch: imported where they are needed, with an error that says how to get them."""
+"""Optional packages: imported where they are used, with an error that says how to install them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["need", "np"]
 
 
 def need(package: str, what: str) -> Any:
-    """The package, or one line that says what wanted it and how to install it."""
+    """The package, or an error of one line that names what needs it and how to install it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""One vector for each sequence: what the heads classify and regress read."""
+"""One vector for each sequence: the input of the heads classify and regress."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def pooled_width(dim: int, pooling: str) -> int:
 
 
 def pool(x: Tensor, segments: Segments | None, pooling: str) -> Tensor:
-    """x [B, T, D] -> [S, D], one vector a sequence ([S, 2D] for mean_max); zeros for one without tokens."""
+    """x [B, T, D] -> [S, D], one vector for each sequence ([S, 2D] for mean_max), zeros for a sequence without tokens."""
     if x.shape[0] == 0:
         return x.new_zeros(0, pooled_width(x.shape[2], pooling))
-    if segments is None:  # whole rows: nothing has to be looked up, which would stall a GPU
+    if segments is None:  # whole rows, so that no size is read from a GPU
         lengths = torch.full((x.shape[0],), x.shape[1], device=x.device)
         return _pool_rows(x, Rows(torch.ones(x.shape[:2], dtype=torch.bool, device=x.device), lengths), pooling)
     return segments.per_sequence([_pool_rows(part, rows, pooling) for part, rows in segments.split(x)])
@@ -42,5 +42,5 @@ def last_token(x: Tensor, segments: Segments | None) -> Tensor:
     if segments is None:
         return x[:, -1:]
     columns = torch.arange(x.shape[1], device=x.device)
-    at = torch.where(segments.mask, columns, 0).amax(1)
-    return x.gather(1, at[:, None, None].expand(-1, 1, x.shape[2]))
+    last = torch.where(segments.mask, columns, 0).amax(1)
+    return x.gather(1, last[:, None, None].expand(-1, 1, x.shape[2]))

@@ -1,4 +1,4 @@
-"""Position codes: sinusoidal, learned and rotary. Positions always count within a sequence."""
+"""Position codes: sinusoidal, learned and rotary. A position is that of a token within its own sequence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Code = Literal["none", "learned", "sinusoidal"]
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """Half precisions cannot count far, nor add many things up."""
+    """For counts and long sums, which half precision cannot represent."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -24,8 +24,8 @@ def count(length: int, position: Tensor | None, device: torch.device) -> Tensor:
 
 
 def within(segments: Segments | None, x: Tensor) -> Tensor:
-    """Of the tokens of x [B, T, ...] in their own sequences: [B, T], or [T] where it is the same for all rows, which saves a code
-    for each of them. Padding gets some position of the longest sequence."""
+    """Positions of the tokens of x [B, T, ...] within their sequences: [B, T], or [T] if all rows have the same, so that their codes
+    are computed once. Padding gets some position of the longest sequence."""
     if segments is None:
         return count(x.shape[1], None, x.device)
     return count(x.shape[1], None, x.device).clamp(max=max(0, segments.longest - 1)) if segments.unmoved else segments.positions
@@ -44,23 +44,23 @@ def sinusoidal(positions: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
 
 
 def turns(positions: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """How far `rotate` turns heads of so many channels at positions [L] or [B, L]: cosines and sines, [L, half] or [B, 1, L, half]."""
+    """Cosines and sines for `rotate` of heads with `size` channels, at positions [L] or [B, L]: [L, half] or [B, 1, L, half]."""
     angles = _angles(positions, size // 2, at_least_float32(dtype))
     if angles.dim() == 3:
         angles = angles[:, None]
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def rotate(x: Tensor, turned: tuple[Tensor, Tensor]) -> Tensor:
-    """Pairs of channels of x [B, H, L, E]; with an odd E the last channel stays as it is."""
-    cos, sin = turned
+def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """x [B, H, L, E] with its pairs of channels rotated; with an odd E the last channel is not changed."""
+    cos, sin = turn
     half = x.shape[-1] // 2
     a, b, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos, rest], dim=-1)
 
 
 def rotary(x: Tensor, positions: Tensor) -> Tensor:
-    """x [B, H, L, E], its channels turned by an angle that grows with position [L] or [B, L]."""
+    """x [B, H, L, E] with its pairs of channels rotated by angles that grow with the position [L] or [B, L]."""
     return rotate(x, turns(positions, x.shape[-1], x.dtype))
 
 

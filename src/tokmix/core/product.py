@@ -1,4 +1,4 @@
-"""A linear map of one token. It is bound by reading the weights, and torch reads them fastest column by column."""
+"""A linear map of one token. Its time is that of reading the weights, which torch does fastest in column order."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from tokmix.core.offload import is_watched
 
 
 class Product:
-    """x [in] -> [out], by copies of the weights in column order; several maps of one x come as one, side by side."""
+    """x [in] -> [out], with copies of the weights in column order. Several maps of one x are concatenated into one."""
 
     def __init__(self, weights: list[Tensor], biases: list[Tensor | None]):
         with torch.no_grad():
             self.weight = torch.cat([weight.t() for weight in weights], dim=1).contiguous().t()
-            known = [bias for bias in biases if bias is not None]
-            self.bias = torch.cat(known) if known else None
+            present = [bias for bias in biases if bias is not None]
+            self.bias = torch.cat(present) if present else None
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.mv(self.weight, x) if self.bias is None else torch.addmv(self.bias, self.weight, x)
 
 
 def product(*maps: nn.Module) -> Product | None:
-    """Of linear layers as torch makes them, in float32 or float64, all with a bias or all without; None for anything else."""
-    plain = [linear for linear in maps if type(linear) is nn.Linear and _is_plain(linear.weight) and not is_watched(linear)]
+    """For unchanged linear layers of torch in float32 or float64, all with a bias or all without; None for anything else."""
+    plain = [linear for linear in maps if type(linear) is nn.Linear and is_plain(linear.weight) and not is_watched(linear)]
     biases: list[Tensor | None] = [linear.bias for linear in plain]
     if len(plain) < len(maps) or len({bias is None for bias in biases}) > 1:
         return None
@@ -31,10 +31,11 @@ def product(*maps: nn.Module) -> Product | None:
 
 
 def table_product(embedding: nn.Embedding) -> Product | None:
-    """With an embedding as an output matrix."""
-    plain = type(embedding) is nn.Embedding and _is_plain(embedding.weight) and not is_watched(embedding)
+    """An embedding as an output matrix; None where `product` would be None."""
+    plain = type(embedding) is nn.Embedding and is_plain(embedding.weight) and not is_watched(embedding)
     return Product([embedding.weight], [None]) if plain else None
 
 
-def _is_plain(weight: Tensor) -> bool:
+def is_plain(weight: Tensor) -> bool:
+    """A parameter on a CPU, in float32 or float64."""
     return type(weight) is nn.Parameter and weight.dtype in (torch.float32, torch.float64) and weight.device.type == "cpu"

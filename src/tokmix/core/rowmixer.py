@@ -1,4 +1,4 @@
-"""The common way to write a mixer: think of rows that hold one whole sequence each, and leave the rest to this file.
+"""The common way to write a mixer: for rows of one whole sequence each. This file handles all other layouts.
 
 forward:  x [B, T, D] --segments--> part [S, L, D] --mix-->     y [S, L, D] --segments--> y [B, T, D]
 step:     x [B, T, D] --segments--> part [B, L, D] --advance--> y [B, L, D] --segments--> y [B, T, D]
@@ -15,16 +15,16 @@ from tokmix.core.segments import Rows, Segments, check_segments
 
 
 class RowMixer(Mixer):
-    """A subclass writes `mix`, and `empty_state` and `advance` if it has the step mode, and `cross` if it has that."""
+    """A subclass writes `mix`; with the step mode also `empty_state` and `advance`, with the cross mode also `cross`."""
 
     @abstractmethod
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
-        """x [S, L, D], each row one sequence from column 0 on and zero behind its end; rows is None where all are
-        full. What is returned behind a row's end does not matter, as long as its gradient is finite."""
+        """x [S, L, D], each row one sequence from column 0 on, zero after its end; rows is None if all are full. The
+        result after a row's end is ignored, but its gradient must be finite."""
 
     def mix_in_layout(self, x: Tensor, segments: Segments | None) -> Tensor | None:
-        """The whole batch as it stands, padded or packed, for a mixer that has a faster way than by rows; None where
-        it has not. Values at padding are ignored, and the output there is zero."""
+        """The whole batch in its own layout, padded or packed, for mixers that can do this faster than by rows; None if
+        this one cannot. Values at padding are ignored, and the output there is zero."""
         return None
 
     def cross(self, x: Tensor, rows: Rows | None, keys: Tensor, values: Tensor, key_rows: Rows | None) -> Tensor:
@@ -36,8 +36,8 @@ class RowMixer(Mixer):
         raise self.lacks("step")
 
     def advance(self, x: Tensor, state: State, rows: Rows | None) -> tuple[Tensor, State]:
-        """The next tokens of each row, x [B, L, D], from column 0 on, rows.lengths of them (all L where rows is
-        None). A row with none keeps its state."""
+        """The next tokens of each row, x [B, L, D], from column 0 on: rows.lengths of them, or all L if rows is None. A
+        row with none keeps its state."""
         raise self.lacks("step")
 
     def forward(
@@ -78,7 +78,7 @@ class RowMixer(Mixer):
         counts, key_counts = (s.row_counts if s is not None and s.packed else (1,) * x.shape[0] for s in (segments, key_segments))
         if counts != key_counts:
             raise ValueError(
-                f"rows of x hold {list(counts)} sequences, but those of keys {list(key_counts)}: each sequence needs its own keys"
+                f"rows of x have {list(counts)} sequences, but those of keys {list(key_counts)}: each sequence needs its own keys"
             )
         if x.numel() == 0 or keys.numel() == 0:
             return x.new_zeros(x.shape)
@@ -127,7 +127,7 @@ class RowMixer(Mixer):
         return segments.to(x.device)
 
     def _check_state(self, x: Tensor, state: State) -> None:
-        """By the tensors of a plain dict alone: this runs for every token."""
+        """Checks only the tensors of a plain dict, since this runs for every token."""
         for leaf in state.values() if isinstance(state, dict) else ():
             if isinstance(leaf, Tensor) and leaf.shape[0] != x.shape[0]:
                 raise ValueError(f"a state of {leaf.shape[0]} rows does not fit a tensor of shape {list(x.shape)}")

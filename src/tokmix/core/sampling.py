@@ -1,7 +1,7 @@
 """Generation on top of Model.step: greedy or sampled, prompts of unequal length in one batch.
 
-Each prompt draws from a random stream of its own, seeded by (seed, its place in the list): what else is in the batch
-never changes what it gets.
+Each prompt has its own random stream, seeded by (seed, index of the prompt). So the other prompts of a batch do not
+change its result.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tokmix.core import checks, speculative
 from tokmix.core.decoding import Decoder
 from tokmix.core.mixer import State
 from tokmix.core.model import Model
-from tokmix.core.segments import Segments
+from tokmix.core.segments import pad
 
-AHEAD = 8  # tokens that a GPU makes before the host reads them
+AHEAD = 8  # tokens that a GPU generates before the host reads them
 
 
 @overload
@@ -53,13 +53,14 @@ def generate(
 ) -> list[list[int]] | Iterator[tuple[int, int]]:
     """New ids for each prompt; a stop token ends a row and is its last id.
 
-    temperature  0 takes the likeliest token (greedy); above, samples from the softmax of logits / temperature
-    top_k        sample among the k likeliest; top_p: among the fewest whose probabilities reach p
-    stop         ids that end a row, though not before min_new tokens
+    temperature  0 takes the likeliest token (greedy); a number above samples from the softmax of logits / temperature
+    top_k        sample from the k likeliest tokens
+    top_p        sample from the smallest set of likeliest tokens whose probabilities reach p
+    stop         ids that end a row, but not before min_new tokens
     seed         of the sampling; None draws one
-    stream       give an iterator of (row, id) as the tokens come
-    draft        a smaller model of the same vocabulary that proposes draft_tokens tokens at a time, for the model to check in one
-                 pass; the ids are those of greedy decoding without it
+    stream       return an iterator of (row, id), which yields each token when it is generated
+    draft        a smaller model of the same vocabulary. It proposes draft_tokens tokens, which the model checks in one pass. The ids
+                 are those of greedy decoding without a draft.
     """
     try:
         rows = [[index(token) for token in prompt] for prompt in prompts]
@@ -87,13 +88,13 @@ def generate(
     return new
 
 
-def _seed(given: int | None) -> int:
-    if given is None:
+def _seed(seed: int | None) -> int:
+    if seed is None:
         return int(torch.randint(2**31, ()))
     try:
-        return index(given)
+        return index(seed)
     except TypeError:
-        raise ValueError(f"seed={given!r} should be a whole number, or None to draw one") from None
+        raise ValueError(f"seed={seed!r} should be a whole number, or None to draw one") from None
 
 
 def _check(
@@ -115,7 +116,7 @@ def _check(
         raise ValueError(f"top_p={top_p!r} should be above 0 and at most 1")
     for row, prompt in enumerate(prompts):
         if not prompt:
-            raise ValueError(f"prompt {row} is empty; generation continues at least one token")
+            raise ValueError(f"prompt {row} is empty; generation needs at least one token")
         if model.limit is not None and len(prompt) + max_new > model.limit:
             raise ValueError(
                 f"prompt {row} of {len(prompt)} tokens and max_new={max_new} are more than this model takes: max_len={model.limit}"
@@ -124,12 +125,12 @@ def _check(
         if not 0 <= token < config.vocab:
             raise ValueError(f"token id {token} is not in the vocabulary of {config.vocab}")
     if min_new and len(set(stop)) == config.vocab:
-        raise ValueError(f"stop holds all {config.vocab} tokens of the vocabulary, and none of them may come before min_new={min_new}")
+        raise ValueError(f"stop has all {config.vocab} tokens of the vocabulary; with min_new={min_new} none of them can come first")
 
 
 def _tokens(model: Model, prompts: list[list[int]], max_new: int, stop: tuple[int, ...], choice: Choice) -> Iterator[tuple[int, int]]:
-    """(row, id) for each new token, row by row within a step. A finished row goes on unread until half of the rows are finished, and
-    is then dropped: a batch that keeps its shape needs no work on the host."""
+    """(row, id) for each new token, row by row within a step. Finished rows stay in the batch, unread, until half of all rows are
+    finished, and are then removed: while a batch keeps its shape, the host has no work."""
     if not prompts or max_new == 0:
         return
     device, lengths = model.device, [len(prompt) for prompt in prompts]
@@ -137,18 +138,18 @@ def _tokens(model: Model, prompts: list[list[int]], max_new: int, stop: tuple[in
     position = lengths[0] if len(set(lengths)) == 1 else None  # of all rows
     rows = alive = list(range(len(prompts)))
     unread: list[Tensor] = []
-    ahead = AHEAD if device.type == "cuda" else 1  # a GPU need not wait until the host has read a token
+    ahead = AHEAD if device.type == "cuda" else 1  # a GPU does not wait until the host has read a token
     was_training = model.training
     model.eval()
     try:
-        chosen, state = _prefill(decoder, prompts, lengths, device, choice)
+        chosen, state = _prefill(decoder, prompts, device, choice)
         for done in range(1, max_new + 1):
             unread.append(chosen)
             if done == max_new or len(unread) == ahead or done == 1:
                 for ids in torch.stack(unread).tolist():
-                    now = dict(zip(rows, ids, strict=True))
-                    yield from ((row, now[row]) for row in alive)
-                    alive = [row for row in alive if now[row] not in stop]
+                    id_of = dict(zip(rows, ids, strict=True))
+                    yield from ((row, id_of[row]) for row in alive)
+                    alive = [row for row in alive if id_of[row] not in stop]
                 unread.clear()
                 if not alive or done == max_new:
                     return
@@ -163,20 +164,17 @@ def _tokens(model: Model, prompts: list[list[int]], max_new: int, stop: tuple[in
         model.train(was_training)
 
 
-def _prefill(decoder: Decoder, prompts: list[list[int]], lengths: list[int], device: torch.device, choice: Choice) -> tuple[Tensor, State]:
+def _prefill(decoder: Decoder, prompts: list[list[int]], device: torch.device, choice: Choice) -> tuple[Tensor, State]:
     """The first new ids [B], and the state after the prompts."""
-    ids = torch.zeros(len(prompts), max(lengths), dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt)] = torch.tensor(prompt)
-    ragged = len(set(lengths)) > 1
-    segments = Segments.from_lengths(lengths, ids.shape[1], device=device) if ragged else None
+    ids, segments = pad(prompts, device)
     with torch.inference_mode():
-        logits, state = decoder.read(ids.to(device), decoder.model.init_state(len(prompts)), segments, position=None if ragged else 0)
+        state = decoder.model.init_state(len(prompts))
+        logits, state = decoder.read(ids, state, segments, position=0 if segments is None else None)
         return choice(logits[:, -1]), state
 
 
 class Choice:
-    """The next ids from logits, on their device and without a question to the host. Each row has random numbers of its own, drawn
+    """Chooses the next ids from logits, on their device and without waiting for the host. The random numbers of each row are drawn
     beforehand; `done` counts the calls."""
 
     def __init__(
@@ -196,16 +194,16 @@ class Choice:
         return [self.done]
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows alone."""
+        """Keep only these rows of the batch."""
         if self.uniform is not None:
             self.uniform = self.uniform[:, rows]
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """logits [B, vocab] -> [B] ids. Sampling inverts the cumulative distribution at one uniform number a row, taken
-        among the tokens from the likeliest down."""
+        """logits [B, vocab] -> [B] ids. Sampling sorts the tokens from the likeliest down and inverts their cumulative
+        distribution at one uniform number for each row."""
         if self.min_new:
-            held = logits.index_fill(1, self.stop, -torch.inf)
-            logits = torch.where(self.done < self.min_new, held, logits)
+            without_stop = logits.index_fill(1, self.stop, -torch.inf)
+            logits = torch.where(self.done < self.min_new, without_stop, logits)
         if self.uniform is None:
             self.done += 1
             return logits.argmax(-1)
@@ -214,13 +212,13 @@ class Choice:
         logits, ids = logits.sort(dim=-1, descending=True, stable=True)
         if self.top_k is not None:
             logits, ids = logits[:, : self.top_k], ids[:, : self.top_k]
-        # From the likeliest down, in double: the smallest temperatures there are must not turn it into infinity or 0 / 0.
+        # Relative to the likeliest and in float64: the smallest temperatures must not give infinity or 0 / 0.
         probabilities = ((logits.double() - logits[:, :1].double()) / self.temperature).softmax(-1)
         if self.top_p is not None:
             before = probabilities.cumsum(-1) - probabilities
             probabilities = torch.where(before < self.top_p, probabilities, 0)
         cumulative = probabilities.cumsum(-1)
         target = uniform[:, None] * cumulative[:, -1:]
-        place = torch.searchsorted(cumulative, target, right=True)
-        likely = (probabilities > 0).sum(-1, keepdim=True) - 1  # rounding must not pick a token of probability zero
-        return ids.gather(-1, torch.minimum(place, likely)).squeeze(-1)
+        rank = torch.searchsorted(cumulative, target, right=True)
+        last = (probabilities > 0).sum(-1, keepdim=True) - 1  # rounding must not pick a token of probability zero
+        return ids.gather(-1, torch.minimum(rank, last)).squeeze(-1)

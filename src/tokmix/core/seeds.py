@@ -1,4 +1,4 @@
-"""Weights from a seed, whatever was drawn before and whatever is drawn after."""
+"""Weights from a seed, independent of all other random numbers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Inside, torch draws from this seed; afterwards it goes on on a CPU as if nothing had been drawn. One thread at a time: torch
-    has one generator for all of them."""
+    """Inside, torch draws from this seed. Afterwards the CPU generator continues from its state before. Only one thread at a time
+    runs inside, since torch has one generator for all threads."""
     with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

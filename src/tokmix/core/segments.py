@@ -3,12 +3,12 @@
     ids   [[1, 1, 1, 0, 0],        one sequence of 3, then padding
            [1, 1, 2, 2, 2]]        two sequences packed into a row
 
-Mixers never see this layout. `split` hands them rows that hold one sequence each, from column 0 on, with zeros
-behind its end, and `join` brings the results back; so padded, packed and alone are the same computation.
+Mixers do not see this layout. `split` makes rows of one sequence each, which starts at column 0 and has zeros after its
+end. `join` puts the results back. So padded, packed and single sequences are one and the same computation.
 
     x [B, T, D] --split--> [(part [S, L, D], Rows), ...] --mixer--> [y [S, L, D], ...] --join--> y [B, T, D]
 
-Everything is computed once, at construction, on the host: asking a GPU for a length later would stall it.
+Everything is computed once, at construction, on the host: reading a length back from a GPU later would stall it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from operator import index
-from typing import NamedTuple, SupportsIndex
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tokmix.core import token_offsets
 
@@ -33,7 +34,7 @@ class Rows:
         self.lengths = lengths  # [S]
 
     def zero(self, x: Tensor) -> Tensor:
-        """x [S, L, ...] with zeros (not NaN times zero) wherever no real token stands."""
+        """x [S, L, ...] with zeros at padding. This is a select and not a product, since NaN times zero is NaN."""
         return torch.where(self.mask.view(*self.mask.shape, *[1] * (x.dim() - 2)), x, 0)
 
     def to(self, device: torch.device) -> Rows:
@@ -41,7 +42,7 @@ class Rows:
 
 
 class _Group:
-    """Some of a batch's sequences, and the places of their tokens in the flattened batch."""
+    """Some sequences of a batch, and the indices of their tokens in the flattened batch."""
 
     def __init__(self, index: Tensor | None, rows: Rows):
         self.index = index  # [S, L] into [B * T], or None where the batch already has this layout
@@ -56,12 +57,12 @@ class _Group:
 
 
 class _Layout:
-    """A batch taken apart into groups of rows, and the way back."""
+    """How a batch is split into groups of rows, and joined again."""
 
-    def __init__(self, groups: list[_Group], back: Tensor, place: Tensor, mask: Tensor):
+    def __init__(self, groups: list[_Group], token_index: Tensor, row_index: Tensor, mask: Tensor):
         self.groups = groups
-        self.back = back  # [B, T], where each token stands among the rows of all groups
-        self.place = place  # [S], where each sequence stands among them
+        self.token_index = token_index  # [B, T], of each token in the flattened rows of all groups
+        self.row_index = row_index  # [S], of each sequence in the rows of all groups
         self.mask = mask  # [B, T]
 
     def split(self, x: Tensor) -> list[tuple[Tensor, Rows]]:
@@ -69,18 +70,19 @@ class _Layout:
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         if len(self.groups) == 1 and self.groups[0].index is None:
-            return Rows(self.mask, self.back).zero(parts[0])
+            return Rows(self.mask, self.token_index).zero(parts[0])
         flat = torch.cat([part.flatten(0, 1) for part in parts])
         if flat.shape[0] == 0:  # padding alone
             return flat.new_zeros(*self.mask.shape, *flat.shape[1:])
-        return Rows(self.mask, self.back).zero(flat[self.back])
+        return Rows(self.mask, self.token_index).zero(flat[self.token_index])
 
     def to(self, device: torch.device) -> _Layout:
-        return _Layout([group.to(device) for group in self.groups], self.back.to(device), self.place.to(device), self.mask.to(device))
+        groups = [group.to(device) for group in self.groups]
+        return _Layout(groups, self.token_index.to(device), self.row_index.to(device), self.mask.to(device))
 
 
 class _Host(NamedTuple):
-    """What a batch looks like, on the host, and how it is taken apart."""
+    """The sequences of a batch, as tensors on the host."""
 
     mask: Tensor  # [B, T]
     positions: Tensor  # [B, T]
@@ -91,69 +93,70 @@ class _Host(NamedTuple):
     def layout(self, keys: Tensor) -> _Layout:
         """One group of rows for each distinct key; keys [S] holds one per sequence."""
         groups, orders, base = [], [torch.zeros(0, dtype=torch.long)], 0
-        slots = torch.zeros(len(self.lengths), dtype=torch.long)  # where each sequence's first token stands
+        starts = torch.zeros(len(self.lengths), dtype=torch.long)  # of each sequence, in the flattened rows of all groups
         for key in keys.unique():
-            which = (keys == key).nonzero().flatten()
-            group = self._group(which)
+            members = (keys == key).nonzero().flatten()
+            group = self._group(members)
             S, L = group.rows.mask.shape
-            slots[which] = base + torch.arange(S) * L
+            starts[members] = base + torch.arange(S) * L
             groups.append(group)
-            orders.append(which)
+            orders.append(members)
             base += S * L
-        back = torch.where(self.mask, slots[self.sequence] + self.positions, 0) if len(self.lengths) else self.positions
-        return _Layout(groups, back, torch.cat(orders).argsort(), self.mask)
+        token_index = torch.where(self.mask, starts[self.sequence] + self.positions, 0) if len(self.lengths) else self.positions
+        return _Layout(groups, token_index, torch.cat(orders).argsort(), self.mask)
 
-    def _group(self, which: Tensor) -> _Group:
-        picked = self.lengths[which]
-        starts = (self.lengths.cumsum(0) - self.lengths)[which]
-        column = torch.arange(int(picked.max()))
-        mask = column < picked[:, None]
+    def _group(self, members: Tensor) -> _Group:
+        lengths = self.lengths[members]
+        starts = (self.lengths.cumsum(0) - self.lengths)[members]
+        column = torch.arange(int(lengths.max()))
+        mask = column < lengths[:, None]
         index = torch.zeros(mask.shape, dtype=torch.long)
         index[mask] = self.tokens[(starts[:, None] + column)[mask]]
-        here = torch.arange(self.mask.numel()).view(self.mask.shape)
-        unmoved = index.shape == here.shape and bool((index == here)[mask].all())
-        return _Group(None if unmoved else index, Rows(mask, picked))
+        same = torch.arange(self.mask.numel()).view(self.mask.shape)
+        unmoved = index.shape == same.shape and bool((index == same)[mask].all())
+        return _Group(None if unmoved else index, Rows(mask, lengths))
 
 
-def check_segments(given: object) -> None:
-    if not isinstance(given, Segments):
-        raise ValueError(f"segments should be a tokmix.Segments, such as Segments.from_mask(mask), not a {type(given).__name__}")
+def check_segments(segments: object) -> None:
+    if not isinstance(segments, Segments):
+        raise ValueError(f"segments should be a tokmix.Segments, such as Segments.from_mask(mask), not a {type(segments).__name__}")
 
 
 def _plain(lengths: object) -> object:
-    """Tensors and arrays, also inside of lists, as lists and numbers."""
+    """Tensors and arrays, also those inside lists, as lists and numbers."""
     if hasattr(lengths, "tolist"):
         return lengths.tolist()
     return [_plain(n) for n in lengths] if isinstance(lengths, Iterable) and not isinstance(lengths, str) else lengths
 
 
-def _whole(what: str, given: SupportsIndex) -> int:
+def _tensor(what: str, value: object) -> Tensor:
     try:
-        return index(given)
-    except TypeError:
-        raise ValueError(f"{what}={given!r} should be a whole number") from None
-
-
-def _tensor(what: str, given: object) -> Tensor:
-    try:
-        return torch.as_tensor(given)
+        return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"{what} should be a tensor of shape [B, T], not {str(given)[:80]!r}") from None
+        raise ValueError(f"{what} should be a tensor of shape [B, T], not {str(value)[:80]!r}") from None
+
+
+def pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Segments | None]:
+    """Lists of ids as a batch [B, T] with zeros at the end of shorter ones, and its segments; None where all have one length."""
+    lengths = [len(row) for row in rows]
+    ids = pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True)
+    return ids.to(device), Segments.from_lengths(lengths, device=device) if len(set(lengths)) > 1 else None
 
 
 class Segments:
-    """ids [B, T]: 0 is padding, a run of one non-zero id is one sequence. Never changed after it is made.
+    """ids [B, T]: 0 is padding, a run of one non-zero id is one sequence. An instance never changes.
 
     mask        [B, T] bool, True = real token
     positions   [B, T] of each token within its own sequence; 0 at padding
     lengths     of every sequence, in reading order, as host integers
     row_counts  how many sequences each row holds, as host integers
     cu_seqlens  [S + 1] int32, where each sequence starts among the real tokens
-    longest     the longest sequence; packed: whether some row holds more than one sequence
-    places, chunks   the same for kernels that read x as it stands (token_offsets.py); None for a mask with holes
+    longest     length of the longest sequence
+    packed      whether some row holds more than one sequence
+    places, chunks   the layout in the form that kernels read (token_offsets.py); None for a mask with holes
 
-    An unpacked batch has one sequence a row, even where that row is all padding (length 0); a packed batch has
-    the non-empty ones alone.
+    In an unpacked batch each row is one sequence, also a row of padding alone (length 0). In a packed batch only
+    non-empty sequences count.
     """
 
     def __init__(self, ids: Tensor):
@@ -172,16 +175,19 @@ class Segments:
         *,
         device: torch.device | str | None = None,
     ) -> Segments:
-        """One sequence a row of the given lengths; a list of lists packs several into a row."""
-        given = _plain(lengths)
-        if not isinstance(given, list):
-            raise ValueError(f"lengths={given!r} should be a list, such as [7, 12], or [[3, 4], [12]] to pack several into a row")
-        rows = [n if isinstance(n, list) else [n] for n in given]
+        """One sequence in each row, of the given lengths; a list of lists packs several into a row."""
+        listed = _plain(lengths)
+        if not isinstance(listed, list):
+            raise ValueError(f"lengths={listed!r} should be a list, such as [7, 12], or [[3, 4], [12]] to pack several into a row")
+        rows = [n if isinstance(n, list) else [n] for n in listed]
         if not all(isinstance(n, (int, float)) and 0 <= n < float("inf") and n == int(n) for row in rows for n in row):
-            raise ValueError(f"lengths={given} holds one that is negative or no whole number")
+            raise ValueError(f"lengths={listed} should be whole numbers, none of them negative")
         rows = [[int(n) for n in row] for row in rows]
         needed = max((sum(row) for row in rows), default=0)
-        width = needed if T is None else _whole("T", T)
+        try:
+            width = needed if T is None else index(T)
+        except TypeError:
+            raise ValueError(f"T={T!r} should be a whole number") from None
         if width < needed:
             raise ValueError(f"T={T} is shorter than the longest row of lengths, {needed}")
         # Where each sequence ends; a token's id is the number of sequences that ended before it, plus one.
@@ -196,8 +202,7 @@ class Segments:
 
     @classmethod
     def from_mask(cls, mask: Tensor) -> Segments:
-        """True = real token. The real tokens of a row are one sequence wherever they stand: left padding and
-        holes are skipped, not counted."""
+        """True = real token. All real tokens of a row form one sequence; left padding and holes do not count as positions."""
         mask = _tensor("a mask", mask)
         if mask.dim() != 2 or mask.dtype.is_floating_point:
             raise ValueError(f"a mask should be bool of shape [B, T] (True = real token), not {mask.dtype} of shape {list(mask.shape)}")
@@ -208,31 +213,33 @@ class Segments:
 
     @classmethod
     def padded(cls, lengths: Tensor, T: int) -> Segments:
-        """One sequence of 1 to T tokens a row, lengths [B], made on their device without asking the host: for CUDA graphs, which
-        are recorded once and see other lengths at each replay. What the host knows of it are bounds: T for every length."""
-        segments, B, device = cls.__new__(cls), lengths.shape[0], lengths.device
-        column = torch.arange(T, device=device)
-        mask = column < lengths[:, None]
-        segments.ids, segments.mask, segments.positions = mask.long(), mask, torch.where(mask, column, 0)
-        segments.lengths, segments.row_counts, segments.longest, segments.packed = (T,) * B, (1,) * B, T, False
-        segments.cu_seqlens = F.pad(lengths.cumsum(0), (1, 0)).int()
+        """One sequence of 1 to T tokens in each row, lengths [B], computed on their device: a CUDA graph is recorded once and
+        replayed with other lengths. The attributes on the host are upper bounds: T for every length."""
+        B = lengths.shape[0]
+        segments = cls._one_a_row(torch.arange(T, device=lengths.device) < lengths[:, None], lengths)
+        segments.lengths, segments.row_counts = (T,) * B, (1,) * B
         segments.places, segments.chunks = token_offsets.padded_places(lengths, T), token_offsets.padded_chunks(lengths, T)
-        layout = _Layout([_Group(None, Rows(mask, lengths))], segments.positions, torch.arange(B, device=device), mask)
-        segments._grouped = segments._single = layout
         return segments
 
     @classmethod
     def traceable(cls, mask: Tensor) -> Segments:
-        """One sequence a row from column 0 on, mask [B, T], for torch.export: nothing here reads a size, which would fix it in the graph.
-        Only plain torch can use it: kernels need `lengths`, `places` and `chunks`, which are empty."""
-        segments, lengths = cls.__new__(cls), mask.sum(1)
+        """One sequence in each row from column 0 on, mask [B, T], for torch.export: no size is read, which would fix it in the graph.
+        Kernels cannot use the result, since `lengths`, `places` and `chunks` are empty."""
+        segments = cls._one_a_row(mask, mask.sum(1))
+        segments.lengths, segments.row_counts = (), ()
+        segments.places = segments.chunks = None
+        return segments
+
+    @classmethod
+    def _one_a_row(cls, mask: Tensor, lengths: Tensor) -> Segments:
+        """The attributes that follow from a mask [B, T] of rows that start at column 0, computed on its device."""
+        segments = cls.__new__(cls)
         column = torch.arange(mask.shape[1], device=mask.device)
         segments.ids, segments.mask, segments.positions = mask.long(), mask, torch.where(mask, column, 0)
-        segments.lengths, segments.row_counts, segments.longest, segments.packed = (), (), mask.shape[1], False
+        segments.longest, segments.packed = mask.shape[1], False
         segments.cu_seqlens = F.pad(lengths.cumsum(0), (1, 0)).int()
-        segments.places = segments.chunks = None
-        place = torch.arange(mask.shape[0], device=mask.device)
-        segments._grouped = segments._single = _Layout([_Group(None, Rows(mask, lengths))], segments.positions, place, mask)
+        row_index = torch.arange(mask.shape[0], device=mask.device)
+        segments._grouped = segments._single = _Layout([_Group(None, Rows(mask, lengths))], segments.positions, row_index, mask)
         return segments
 
     def _build(self, ids: Tensor, starts: Tensor, device: torch.device) -> None:
@@ -257,8 +264,8 @@ class Segments:
         self.cu_seqlens = F.pad(ends, (1, 0)).int()
         self.places, self.chunks = token_offsets.places_of(self), token_offsets.chunks_of(self)
         self._host = _Host(self.mask, self.positions, tokens, lengths, sequence)
-        # Rows of one common length would be mostly empty where a packed batch holds few long sequences and many short
-        # ones: then group by length, so that at most half of a group is, and make such rows only when asked to.
+        # Rows of one width are mostly padding if a packed batch holds few long sequences and many short ones. Then the
+        # sequences are grouped by length, at most half of a group is padding, and `rows` makes the single group when called.
         uneven = self.packed and S * self.longest > 2 * len(tokens)
         keys = torch.log2(lengths.double()).ceil() if uneven else torch.zeros(S)
         self._grouped = self._host.layout(keys)
@@ -276,8 +283,8 @@ class Segments:
     def to(self, device: torch.device | str | None) -> Segments:
         """On another device. None changes nothing, as for a tensor."""
         device = self.mask.device if device is None else torch.device(device)
-        here = self.mask.device
-        if here.type == device.type and (device.index is None or here.index == device.index):
+        current = self.mask.device
+        if current.type == device.type and (device.index is None or current.index == device.index):
             return self
         moved = Segments.__new__(Segments)
         moved.__dict__.update(self.__dict__)
@@ -289,7 +296,7 @@ class Segments:
 
     @property
     def unmoved(self) -> bool:
-        """Whether every row of the batch is one sequence from column 0 on: a token's position is its column."""
+        """Whether each row of the batch is one sequence from column 0 on, so that a token's position is its column."""
         return len(self._grouped.groups) == 1 and self._grouped.groups[0].index is None
 
     def split(self, x: Tensor) -> list[tuple[Tensor, Rows]]:
@@ -297,22 +304,22 @@ class Segments:
         return self._grouped.split(x)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """What `split` took apart, back as [B, T, ...], zero at padding."""
+        """The parts of `split`, put back as [B, T, ...], zero at padding."""
         return self._grouped.join(parts)
 
     def rows(self, x: Tensor) -> tuple[Tensor, Rows]:
         """As `split`, but all sequences in one group and in reading order: [S, longest, ...]."""
-        return self._one_each().split(x)[0]
+        return self._single_group().split(x)[0]
 
     def unrows(self, y: Tensor) -> Tensor:
-        """What `rows` took apart, back as [B, T, ...], zero at padding."""
-        return self._one_each().join([y])
+        """The result of `rows`, put back as [B, T, ...], zero at padding."""
+        return self._single_group().join([y])
 
-    def _one_each(self) -> _Layout:
+    def _single_group(self) -> _Layout:
         if self._single is None:
             self._single = self._host.layout(torch.zeros(len(self.lengths))).to(self.mask.device)
         return self._single
 
     def per_sequence(self, pooled: Sequence[Tensor]) -> Tensor:
         """One value for each row of each part of `split` -> [S, ...] in reading order."""
-        return torch.cat(list(pooled))[self._grouped.place]
+        return torch.cat(list(pooled))[self._grouped.row_index]

@@ -1,12 +1,12 @@
 """Speculative decoding: a small draft model proposes tokens, and one pass of the model checks them all. The result is that of greedy
-decoding, whatever the draft proposes.
+decoding for any draft.
 
-    read so far │ pending   last │ d1  d2  d3  d4        pending: tokens that are certain, but not in the model's state yet
-    model says  │             t0   t1  t2  t3  t4        d1 = t0, d2 = t1, d3 ≠ t2: t0, t1, t2 are new
+    input   │ pending   last │ d1  d2  d3  d4        pending: accepted tokens that are not in the model's state yet
+    output  │             t0   t1  t2  t3  t4        d1 = t0, d2 = t1, d3 ≠ t2: t0, t1, t2 are new
 
-A mixer's state cannot be cut back in general. So the model's state moves on only where every proposal of every row was right; otherwise
-the next pass reads the certain tokens again, together with the next proposals: a pass of ten tokens costs little more than one of
-five. The draft keeps its state after each of its tokens, and each row goes on from the one that was right.
+In general a mixer's state cannot be shortened. So the model's state is replaced only if every proposal of every row was right.
+Otherwise the next pass reads the accepted tokens again, together with the next proposals: a pass of ten tokens costs little more than
+one of five. The draft keeps its state after each of its tokens, and each row continues from the last right one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from tokmix.core.mixer import State
 from tokmix.core.model import Model
-from tokmix.core.segments import Segments
+from tokmix.core.segments import pad
 
-PENDING = 16  # tokens that are read again at most
+PENDING = 16  # the most tokens that are read again
 
 
 @dataclass
 class Row:
-    """A prompt on its way: `last` is certain, but read by neither model; `done` tokens are new."""
+    """A row of the batch: `last` is accepted, but not read by either model; `done` counts new tokens."""
 
     number: int
     last: int
@@ -37,7 +37,7 @@ class Row:
 
 def check(model: Model, draft: Model, prompts: list[list[int]], max_new: int, temperature: float) -> None:
     if temperature != 0:
-        raise ValueError(f"temperature={temperature}: a draft model works with temperature=0 alone")
+        raise ValueError(f"temperature={temperature}: a draft model works only with temperature=0")
     if draft.config.head != "lm":
         raise ValueError(f"the draft model needs head='lm', not {draft.config.head!r}")
     if draft.config.vocab != model.config.vocab:
@@ -48,7 +48,7 @@ def check(model: Model, draft: Model, prompts: list[list[int]], max_new: int, te
 
 
 class Speculation:
-    """max_new, min_new, stop: as in `generate`; count: proposals of a round."""
+    """max_new, min_new, stop: as in `generate`; count: proposals in each round."""
 
     def __init__(self, model: Model, draft: Model, max_new: int, min_new: int, stop: tuple[int, ...], count: int):
         self.model, self.draft, self.count = model, draft, count
@@ -75,16 +75,15 @@ class Speculation:
                 model.train(was)
 
     def _prefill(self, prompts: list[list[int]]) -> list[Row]:
-        batch = list(zip(range(len(prompts)), prompts, strict=True))
-        ids, segments = self._ragged([prompt for _, prompt in batch])
-        logits, self.state = self.model.step(ids, self.model.init_state(len(batch)), segments, last=True)
-        _, self.draft_state = self.draft.advance(ids.to(self.draft.device), self.draft.init_state(len(batch)), segments)
-        chosen = self._greedy(logits, [0] * len(batch))[:, 0].tolist()
-        self.rows = [Row(number, token) for (number, _), token in zip(batch, chosen, strict=True)]
+        ids, segments = pad(prompts, self.model.device)
+        logits, self.state = self.model.step(ids, self.model.init_state(len(prompts)), segments, last=True)
+        _, self.draft_state = self.draft.advance(ids.to(self.draft.device), self.draft.init_state(len(prompts)), segments)
+        chosen = self._greedy(logits, [0] * len(prompts))[:, 0].tolist()
+        self.rows = [Row(number, token) for number, token in enumerate(chosen)]
         return self.rows
 
     def _drop(self, rows: list[Row]) -> None:
-        """Finished rows leave the batch."""
+        """Remove finished rows from the batch."""
         alive = [at for at, row in enumerate(rows) if row.last not in self.stop and row.done < self.max_new]
         if len(alive) < len(rows):
             take = lambda leaf: leaf.index_select(0, torch.tensor(alive, dtype=torch.long, device=leaf.device))
@@ -94,13 +93,13 @@ class Speculation:
     def _round(self) -> list[tuple[int, int]]:
         count = min(self.count, *(self.max_new - row.done - 1 for row in self.rows)) if self.count else 0
         proposed, kept = self._propose(count)
-        said, after = self._verify(proposed, count)
+        verified, after = self._verify(proposed, count)
         new, accepted = [], []
-        for row, drafted, told in zip(self.rows, proposed, said, strict=True):
-            right = next((i for i in range(count) if drafted[i] != told[i]), count)
+        for row, drafted, greedy in zip(self.rows, proposed, verified, strict=True):
+            right = next((i for i in range(count) if drafted[i] != greedy[i]), count)
             accepted.append(right)
             row.pending += [row.last, *drafted[:right]]
-            for token in told[: right + 1]:
+            for token in greedy[: right + 1]:
                 new.append((row.number, token))
                 row.last, row.done = token, row.done + 1
                 if token in self.stop or row.done == self.max_new:
@@ -116,11 +115,11 @@ class Speculation:
         return new
 
     def _propose(self, count: int) -> tuple[list[list[int]], list[State]]:
-        """Ids that the draft expects, a list for each row, and its states after the last certain token and after each of them."""
+        """The ids that the draft proposes, a list for each row, and its states after the last accepted token and after each proposal."""
         state, ids = self.draft_state, torch.tensor([[row.last] for row in self.rows], device=self.draft.device)
         proposed, kept = [], []
         for at in range(count + 1):
-            logits, state = self.draft.step(ids, state)  # not in place: all states are kept
+            logits, state = self.draft.step(ids, state)  # not in place, since all states are kept
             kept.append(state)
             if at < count:
                 ids = self._greedy(logits, [row.done + at for row in self.rows])
@@ -128,8 +127,9 @@ class Speculation:
         return torch.stack(proposed, dim=1).tolist() if proposed else [[] for _ in self.rows], kept
 
     def _verify(self, proposed: list[list[int]], count: int) -> tuple[list[list[int]], State]:
-        """What the model says after the last certain token and after each proposal, and its state after them all."""
-        ids, segments = self._ragged([[*row.pending, row.last, *more] for row, more in zip(self.rows, proposed, strict=True)])
+        """The model's greedy ids after the last accepted token and after each proposal, and its state after all of them."""
+        rows = [[*row.pending, row.last, *drafted] for row, drafted in zip(self.rows, proposed, strict=True)]
+        ids, segments = pad(rows, self.model.device)
         x, after = self.model.advance(ids, self.state, segments)
         starts = torch.tensor([len(row.pending) for row in self.rows], device=x.device)
         columns = starts[:, None] + torch.arange(count + 1, device=x.device)
@@ -137,33 +137,25 @@ class Speculation:
         return self._greedy(self.model.finish(x), [row.done for row in self.rows]).tolist(), after
 
     def _greedy(self, logits: Tensor, done: list[int]) -> Tensor:
-        """logits [B, T, vocab] of tokens number done, done + 1, ... -> [B, T]"""
+        """logits [B, T, vocab] of the tokens number done, done + 1, ... -> [B, T]"""
         if self.stop and min(done) < self.min_new:
             number = torch.tensor(done)[:, None] + torch.arange(logits.shape[1])
             early = (number < self.min_new).to(logits.device)[..., None]
-            held = logits.index_fill(2, torch.tensor(self.stop, device=logits.device), -torch.inf)
-            logits = torch.where(early, held, logits)
+            without_stop = logits.index_fill(2, torch.tensor(self.stop, device=logits.device), -torch.inf)
+            logits = torch.where(early, without_stop, logits)
         return logits.argmax(-1)
 
     def _read_pending(self) -> None:
         if any(len(row.pending) > PENDING for row in self.rows):
-            ids, segments = self._ragged([row.pending for row in self.rows])
+            ids, segments = pad([row.pending for row in self.rows], self.model.device)
             _, self.state = self.model.advance(ids, self.state, segments)
             for row in self.rows:
                 row.pending = []
 
-    def _ragged(self, rows: list[list[int]]) -> tuple[Tensor, Segments | None]:
-        lengths = [len(row) for row in rows]
-        ids = torch.zeros(len(rows), max(lengths), dtype=torch.long)
-        for at, row in enumerate(rows):
-            ids[at, : len(row)] = torch.tensor(row, dtype=torch.long)
-        device = self.model.device
-        return ids.to(device), Segments.from_lengths(lengths, device=device) if len(set(lengths)) > 1 else None
-
 
 def _picked(states: list[State], which: Tensor) -> State:
-    """For each row the state number which[row]. A cache that grows keeps all slots of the longest: those behind a row's position
-    hold nothing of meaning."""
+    """The state number which[row] of each row. A growing cache keeps all slots of the longest state: slots from a row's position on
+    are not read."""
     leaves = [tree_leaves(state) for state in states]
     spec = tree_flatten(states[0])[1]
 

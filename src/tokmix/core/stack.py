@@ -1,7 +1,7 @@
 """Stacks of mixers as text: 'hsm*3, attention(heads=8), (gmlp, fnet)*2' <-> a list of specs.
 
-The text is the run's name, the checkpoint's record and the table's row, so it goes both ways: `unparse` gives the
-shortest text, and `parse` of that gives the same list back. Python's own parser reads it; nothing in it is run.
+The text is used as a run's name, in checkpoints and in tables, so it can be converted both ways: `unparse` gives the
+shortest text, and `parse` of it gives the same list again. Python's own parser reads the text, but nothing in it runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 from dataclasses import dataclass, field
 
 MOST_LAYERS = 10_000
-SEARCHED = 100  # layers whose shortest text is looked for among all, which takes time by the cube of their number
+SEARCHED = 100  # up to so many layers, all texts are compared for the shortest, which takes cubic time
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Spec:
         return value
 
     def __str__(self) -> str:
-        given = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
-        return f"{self.name}({given})" if given else self.name
+        options = ", ".join(f"{key}={value!r}" for key, value in self.options.items())
+        return f"{self.name}({options})" if options else self.name
 
 
 def parse(text: str) -> list[Spec]:
@@ -38,7 +38,7 @@ def parse(text: str) -> list[Spec]:
         raise ValueError(f"stack {text!r} is empty; a stack looks like 'hsm*3, attention(heads=8)'")
     try:
         return _expand(_tree(text), text)
-    except (RecursionError, MemoryError):  # either is what Python raises where brackets or operators go too deep
+    except (RecursionError, MemoryError):  # Python raises one of the two if brackets or operators are nested too deeply
         raise ValueError(f"stack {text[:60]!r}... is nested too deeply; a stack looks like 'hsm*3, attention(heads=8)'") from None
 
 
@@ -73,36 +73,36 @@ def _repeat(node: ast.BinOp, text: str) -> list[Spec]:
 
 
 def _options(call: ast.Call, text: str) -> dict[str, object]:
-    given = {}
+    options = {}
     if call.args:
         raise ValueError(f"stack {text!r}: options are given by name, as in heads=8, not {ast.unparse(call.args[0])!r}")
     for keyword in call.keywords:
         if keyword.arg is None:
             raise ValueError(f"stack {text!r}: '**' cannot be used in options")
-        if keyword.arg in given:
+        if keyword.arg in options:
             raise ValueError(f"stack {text!r}: {keyword.arg} is given twice to one mixer")
         try:
-            given[keyword.arg] = ast.literal_eval(keyword.value)
+            options[keyword.arg] = ast.literal_eval(keyword.value)
         except ValueError:
             raise ValueError(
                 f"stack {text!r}: {keyword.arg}={ast.unparse(keyword.value)} is not a plain value; text needs quotes"
             ) from None
-    return given
+    return options
 
 
 def unparse(specs: list[Spec]) -> str:
-    """The shortest text that parses to these specs; of very many, a short one."""
-    return _written([str(spec) for spec in specs])
+    """The shortest text that parses to these specs; for more than SEARCHED layers, a short one."""
+    return _text([str(spec) for spec in specs])
 
 
-def _written(words: list[str]) -> str:
+def _text(words: list[str]) -> str:
     return _shortest(words) if len(words) <= SEARCHED else _short(words)
 
 
 def _short(words: list[str]) -> str:
-    """What all of it repeats, if anything; else run by run."""
+    """One repetition if the whole list is periodic, else run by run."""
     for period in _periods(words):
-        return _times(_written(words[:period]), period, len(words) // period)
+        return _times(_text(words[:period]), period, len(words) // period)
     runs = [(word, len(list(run))) for word, run in itertools.groupby(words)]
     return ", ".join(_times(word, 1, times) if times > 1 else word for word, times in runs)
 

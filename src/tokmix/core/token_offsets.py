@@ -1,7 +1,7 @@
-"""Where sequences begin and end in x [B, T, D], in the form that kernels read, so that x is not copied.
+"""Where sequences begin and end in x [B, T, D], as tensors for kernels that read x without a copy.
 
-Both forms are made by `Segments`, once a batch, on the host. Neither exists where padding stands inside of a sequence
-(a mask with holes); such a batch goes through `Segments.split`.
+`Segments` makes them once for each batch, on the host. They are None where padding stands inside a sequence (a mask
+with holes); such a batch goes through `Segments.split`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PIECE = 512
 
 
 class Layout(Protocol):
-    """What is needed of Segments."""
+    """The attributes of Segments that are read here."""
 
     mask: Tensor  # [B, T]
     positions: Tensor  # [B, T]
@@ -26,7 +26,7 @@ class Layout(Protocol):
 class Chunks(NamedTuple):
     """Every sequence cut into pieces of at most `size` tokens."""
 
-    table: Tensor  # [C, 3] int32: the sequence, and its first and one past its last row among the B * T
+    table: Tensor  # [C, 3] int32: the sequence, the first row of the piece among the B * T, and one past its last row
     first: Tensor  # [S + 1] int32: where the pieces of each sequence begin in the table
     size: int
     full: bool  # whether the pieces cover every row of the batch
@@ -65,22 +65,22 @@ def chunks_of(segments: Layout, size: int = PIECE) -> Chunks | None:
 
 
 def _ends(segments: Layout, mask: Tensor, before: Tensor) -> Tensor | None:
-    """[B, T] True at the last token of each sequence; None where one has holes and so more than one end."""
-    goes_on = F.pad(mask[:, 1:] & (before[:, 1:] == before[:, :-1] + 1), (0, 1))
-    ends = mask & ~goes_on
+    """[B, T] True at the last token of each sequence; None if a sequence has holes and so more than one end."""
+    continues = F.pad(mask[:, 1:] & (before[:, 1:] == before[:, :-1] + 1), (0, 1))
+    ends = mask & ~continues
     return ends if int(ends.sum()) == sum(length > 0 for length in segments.lengths) else None
 
 
 def padded_places(lengths: Tensor, T: int) -> Tensor:
-    """`places_of` for one sequence a row, lengths [B], made on their device."""
+    """`places_of` for one sequence in each row, lengths [B], computed on their device."""
     column = torch.arange(T, device=lengths.device).expand(len(lengths), T)
     end = lengths[:, None] - 1
     return torch.where(column <= end, torch.stack([column, end - column]), -1).int()
 
 
 def padded_chunks(lengths: Tensor, T: int, size: int = PIECE) -> Chunks | None:
-    """`chunks_of` for one sequence of at least one token a row. None where rows may be longer than a piece: how many pieces there
-    are would depend on the lengths, which only their device knows."""
+    """`chunks_of` for one sequence of at least one token in each row. None if rows may be longer than a piece: then the number of
+    pieces depends on the lengths, which are on the device."""
     if size < T:
         return None
     row = torch.arange(len(lengths) + 1, device=lengths.device)
