@@ -130,17 +130,6 @@ def test_the_source_does_not_grow_back() -> None:
     assert len(lines) <= MOST_SOURCE_LINES, f"{len(lines)} lines: delete what no longer earns its place"
 
 
-def test_markdown_is_wrapped() -> None:
-    """At 120 characters, except tables, code and lines without a place to break."""
-    long = set()
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
-        prose = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.M | re.S)
-        lines = [line for line in prose.splitlines() if len(line) > 120 and not line.lstrip().startswith("|")]
-        if any(" " in line.strip()[:100].removeprefix("- ") and not line.startswith("    ") for line in lines):
-            long.add(str(path.relative_to(ROOT)))
-    assert not long
-
-
 def test_importing_loads_no_package_beyond_torchs_own() -> None:
     code = """
 import sys, torch
