@@ -16,7 +16,7 @@ from tokmix.training.linear import ABSENT, Linear, Row, available
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["ABSENT", "available", "bag_of_words", "bag_texts", "fit_split", "predictions", "texts_of"]
+__all__ = ["ABSENT", "available", "bag_texts", "fit_split", "predictions", "texts_of"]
 HELD = 0.1  # share of the rows that settings are chosen on, where no rows are held out for it
 
 
@@ -76,11 +76,3 @@ def predictions(files: TokenFiles, split: str, rows: np.ndarray | None = None) -
     found = fit_split(files, rows, None)
     scores = found.scores(texts_of(files[split], files.tokenizer(), files.card))
     return scores.argmax(-1), found.features
-
-
-def bag_of_words(files: TokenFiles, split: str, rows: np.ndarray | None = None) -> dict[str, float]:
-    """Fitted on these rows of train, or on all of it -> accuracy on `split`, and the seconds it took."""
-    began, wanted = time.monotonic(), files[split].targets
-    assert wanted is not None
-    predicted, features = predictions(files, split, rows)
-    return {"accuracy": float((predicted == wanted).mean()), "features": features, "seconds": time.monotonic() - began}

@@ -27,7 +27,7 @@ from tokmix.data.card import Card
 from tokmix.data.order import number
 from tokmix.data.prepare.pipeline import prepare
 from tokmix.data.tokens import TokenFiles, TokenSplit
-from tokmix.training import metrics
+from tokmix.training import encoder, metrics
 from tokmix.training.defaults import default_tokens, is_pair
 from tokmix.training.distributed import World
 from tokmix.training.eval_data import choose_split
@@ -112,7 +112,7 @@ class PairBatches(RowBatches):
 
 class Contrast(TrainingTask):
     def __init__(self, files: TokenFiles, settings: Settings):
-        if settings.train.start is None:
+        if encoder.named(settings.train.start) is None:
             raise ValueError("embeddings are trained from an encoder: name one with --from")
         if files.card.task != "classify" or not is_pair(files.card):
             raise ValueError(f"embeddings are trained on pairs of texts with a class, and {files.folder} holds none")

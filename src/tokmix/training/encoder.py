@@ -17,7 +17,7 @@ from tokmix.core.checks import nearest
 from tokmix.core.model import Model, ModelConfig
 from tokmix.data.prepare.tokenize import load_tokenizer
 from tokmix.training import model_folder
-from tokmix.training.settings import ModelSettings
+from tokmix.training.settings import NO_ENCODER, ModelSettings
 
 if TYPE_CHECKING:
     from tokmix.data.tokens import TokenFiles
@@ -39,6 +39,11 @@ class Encoder:
     def preparation(self) -> dict[str, object]:
         """Settings of `prepare` that fit the encoder."""
         return {"tokenizer": str(self.folder / "tokenizer.json"), "max_len": min(LONGEST, self.config.max_len)}
+
+
+def named(start: str | None) -> str | None:
+    """The encoder that train.start names, if it names one."""
+    return None if start == NO_ENCODER else start
 
 
 def shipped() -> dict[str, Path]:

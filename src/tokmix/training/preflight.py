@@ -68,14 +68,15 @@ def prepare_settings(settings: Settings) -> dict[str, Any]:
         settings.train.task or "", settings.train.task
     )  # what its data is prepared for
     given = settings.prepare if task is None else {"task": task, **settings.prepare}
-    if settings.train.teacher is not None and settings.train.start is None:
+    start = encoder.named(settings.train.start)
+    if settings.train.teacher is not None and start is None:
         teacher.check(Path(settings.train.teacher))
         given = {"tokenizer": str(Path(settings.train.teacher) / "tokenizer.json"), "max_len": encoder.LONGEST, **given}
-    if settings.train.start is None:
+    if start is None:
         return given
     if "tokenizer" in given:
         raise ValueError("prepare.tokenizer comes from the encoder: leave it out, or train without --from")
-    return encoder.read(settings.train.start).preparation | given
+    return encoder.read(start).preparation | given
 
 
 def token_folder(data: Path, out: Path) -> Path:

@@ -16,6 +16,7 @@ from tokmix.core.checks import at_least, nearest, typed, within
 from tokmix.data.prepare.settings import PrepareSettings
 
 RECIPES = Path(__file__).parent / "recipes"
+NO_ENCODER = "none"  # as train.start: start from nothing, also where an encoder is shipped
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class TrainSettings:
     documents: bool = False  # running text: documents in one window do not see each other
     token_dropout: float | None = None  # share of the tokens hidden each time a row is read; None: by the kind of data
     label_smoothing: float = 0.0  # share of the target probability that all classes get equally
-    start: str | None = None  # encoder to start from: a folder that `pretrain` wrote, or the name of a shipped one; short: --from
+    start: str | None = None  # encoder to start from: a folder, the name of a shipped one, or none; None: a shipped one where it fits
     freeze: Literal["auto", "yes", "no"] = "auto"  # keep the encoder fixed and train a linear head; auto: where fine-tuning takes too long
     layer_decay: float | None = None  # learning rate of each layer as a share of that of the layer above; None: 0.9 from an encoder, else 1
     pretrain: int | None = None  # epochs of warm-up on hidden tokens of train; 0: none; None: 30 for small tables of single texts

@@ -116,13 +116,13 @@ class TrainingTask:
         """What has to be there before the first step."""
 
     def _start(self) -> encoder.Encoder | None:
-        if self.train.start is None:
+        if (name := encoder.named(self.train.start)) is None:
             return None
         if self.task == "lm":
             raise ValueError("train.start is for models that see both directions, and a language model does not: leave it out")
         if self.train.pretrain:
             raise ValueError("train.pretrain is a warm-up of a fresh model, and train.start begins with a trained one: leave one out")
-        found = encoder.read(self.train.start)
+        found = encoder.read(name)
         encoder.check_tokenizer(found, self.files)
         return found
 

@@ -29,7 +29,12 @@ WARM_UP, FEWEST = 0.4, 5  # share of what is left that a warm-up may take; epoch
 
 def default_seconds(card: Card, encoder: bool = False) -> float:
     train = card.splits["train"]
-    size = train.rows * max(1.0, train.tokens / max(train.rows, 1) / SHORT)
+    return seconds_of(train.rows, train.tokens, encoder)
+
+
+def seconds_of(rows: int, tokens: int, encoder: bool) -> float:
+    """Of a default run on so many rows of train, with so many tokens in all."""
+    size = rows * max(1.0, tokens / max(rows, 1) / SHORT)
     return (ENCODER if encoder else 1.0) * min(max(A_ROW * size, LEAST), LONGEST)
 
 

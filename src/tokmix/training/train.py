@@ -27,7 +27,7 @@ from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.tokens import TokenFiles
 from tokmix.runs.files import Damaged, check_free, remove_partial
 from tokmix.runs.locks import RUN_LOCK, owning
-from tokmix.training import cost_record, encoder, frozen, model_folder, ngram, preflight, report, threads, trackers, warmup
+from tokmix.training import automatic, cost_record, encoder, frozen, model_folder, ngram, preflight, report, threads, trackers, warmup
 from tokmix.training.answers import RowAnswers, beside, told_of_rows
 from tokmix.training.checkpoint import Checkpoints
 from tokmix.training.defaults import default_tokens
@@ -84,14 +84,16 @@ def session(
         made = not out.exists()
         with owning(out) if world.first else nullcontext():
             new = made and world.first and _empty(out)
+            settings = automatic.as_started(out, settings)
             if not resume and world.first and not new:
                 raise ValueError(f"{out} exists already; nothing is overwritten: name another folder, or remove it")
             if resume and (ended := world.agree(_ended(Path(data), out, settings, say) if world.first else None)) is not None:
                 return ended
             with preflight.nothing_left_of(out, new=new):
                 if world.first:
+                    settings = automatic.settled(Path(data), out, settings, world.device, say)
                     _open_run(Path(data), out, settings)
-                world.wait()
+                settings = world.agree(settings)
                 files = TokenFiles(preflight.token_folder(Path(data), out))
                 if world.first:
                     files.verify()

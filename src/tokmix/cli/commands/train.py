@@ -6,7 +6,7 @@ from typing import Any
 from tokmix.api.settings import WARM_UP
 from tokmix.cli.arguments import add_settings, given_settings
 from tokmix.cli.commands.common import add_data, add_imports
-from tokmix.training.settings import GROUPS
+from tokmix.training.settings import GROUPS, NO_ENCODER
 
 ABOUT = "train a model on a table or on plain text, save it and report its figures"
 FIRST = ("--out", "--stack", "--minutes", "--seed", "--config")  # of --help
@@ -14,7 +14,7 @@ SHORT = (
     ("--stack", "model.stack", str, "mixers from the bottom layer up, such as 'hsm*2, attention(heads=4)'; default: by the kind of data"),
     ("--minutes", "train.minutes", float, "time limit of training; default: by the size of the data"),
     ("--epochs", "train.epochs", int, "passes over the data; default: by the size of the data"),
-    ("--from", "train.start", str, "encoder to start from: a folder that `tokmix pretrain` wrote, or the name of a shipped one"),
+    ("--from", "train.start", str, "encoder to start from: a folder, a shipped one's name, or none; default: a shipped one if it fits"),
     ("--seed", "train.seed", int, "seed of initial weights, data order and dropout; default: 0"),
     ("--report-to", "train.report_to", str, "also log to a tracker: tensorboard, wandb, mlflow or trackio; offline, into the run's folder"),
     ("--test", "prepare.test_file", str, "separate file for the test split; the data itself then gives no test rows"),
@@ -50,6 +50,10 @@ def add_train_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pretrain", dest="train.pretrain", action="store_const", const=WARM_UP, default=argparse.SUPPRESS,
         help=f"short for --train.pretrain {WARM_UP}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-from", dest="train.start", action="store_const", const=NO_ENCODER, default=argparse.SUPPRESS,
+        help=f"short for --train.start {NO_ENCODER}: no encoder, also where one is shipped",
     )  # fmt: skip
     for group, settings in GROUPS.items():
         add_settings(parser, settings, f"{group}.")

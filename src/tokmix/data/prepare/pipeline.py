@@ -41,7 +41,7 @@ def prepare(source: str | Path, out: str | Path, *, progress: bool | None = None
     """Write the token files of `source` into the new folder `out`. Settings: see PrepareSettings. ValueError for bad input."""
     asked = PrepareSettings.of(**settings)
     check_free(Path(out))
-    plan = _plan(source, asked)
+    plan = plan_of(source, asked)
     with Progress(progress) as bars:
         with bars.stage("looking") as advance:
             plan.look(advance)
@@ -54,10 +54,11 @@ def prepare(source: str | Path, out: str | Path, *, progress: bool | None = None
 def source_facts(source: str | Path, **settings: object) -> list[FileFacts]:
     """What a card of this data, prepared with these settings, says about the files: `Card.source`."""
     with Progress(None) as bars:
-        return _source(_plan(source, PrepareSettings.of(**settings)), bars)
+        return _source(plan_of(source, PrepareSettings.of(**settings)), bars)
 
 
-def _plan(source: str | Path, asked: PrepareSettings) -> Plan:
+def plan_of(source: str | Path, asked: PrepareSettings) -> Plan:
+    """The columns and splits of this data; what its rows hold is not looked at yet."""
     parts = _opened(source, asked)
     _refuse_unused(Path(source), parts, asked)
     if asked.test_file is not None:
