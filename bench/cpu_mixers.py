@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tokmix
-from tokmix.bench import machine
+from bench.speed import machine
 
 
 class Attention(nn.Module):

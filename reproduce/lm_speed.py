@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from bench.speed.clock import Clock, GpuClock, Timing
 from reproduce import lm
 from reproduce.job import Context
-from tokmix.bench.clock import Clock, GpuClock, Timing
 from tokmix.core.mixer import State, inplace_states
 from tokmix.core.model import Model
 from tokmix.training import replicas

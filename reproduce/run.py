@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from bench.speed.machine import code
 from reproduce import results
 from reproduce.item import Item
 from reproduce.job import Job
-from tokmix.bench.machine import code
 from tokmix.core.checks import at_least, nearest
 from tokmix.runs import pool
 from tokmix.runs.cluster import ClusterPool

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.speed.clock import Clock, GpuClock
 from reproduce.job import Context
-from tokmix.bench.clock import Clock, GpuClock
 from tokmix.core import stack
 from tokmix.core.mixer import Mixer, create
 from tokmix.ops import flops as _flops  # noqa: F401  (tells the counter what is inside our own ops)

@@ -15,8 +15,8 @@ def do(task: dict[str, Any]) -> dict[str, Any]:
     """A job that fails has failed for good: its one line is its outcome, and the log has the rest."""
     import torch
 
+    from bench.speed.machine import code
     from reproduce.job import Context, Job, runner
-    from tokmix.bench.machine import code
     from tokmix.runs.files import write_json
     from tokmix.runs.machine import machine, versions
     from tokmix.training.meter import Meter

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tokmix.bench.rule import Body, Tensors, error, judge, poisoned, with_gradients  # noqa: F401  (error: for those who import this file)
+from bench.speed.rule import Body, Tensors, error, judge, poisoned, with_gradients  # noqa: F401  (error: for those who import this file)
 from tokmix.core.segments import Segments
 from tokmix.ops import dispatch
 from tokmix.ops.dispatch import implementation

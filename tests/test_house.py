@@ -18,7 +18,7 @@ SOURCE = ROOT / "src" / "tokmix"
 
 # Bottom to top: a floor imports from those before it, never from those behind it. `reproduce/` stands on top of all of them.
 ROOMS = [
-    "core", "ops", "layers", "contract", "hf", "show", "runs", "data", "runtime", "training", "study", "bench", "export", "pages",
+    "core", "ops", "layers", "contract", "hf", "show", "runs", "data", "runtime", "training", "study", "export", "pages",
     "api", "sklearn", "cli", "__main__",
 ]  # fmt: skip
 
@@ -55,16 +55,16 @@ def test_imports_go_one_way() -> None:
 
 LOOPS = {
     "training/optimizers.py",
-    "bench/train.py",
-    "bench/train_loop.py",
-    "bench/user_child.py",
+    "speed/train.py",
+    "speed/train_loop.py",
+    "speed/user_child.py",
 }  # all but the first are rivals, written as anybody would
 
 
 def test_one_place_steps_an_optimizer() -> None:
     """All training goes through Optimizers.update: nothing else makes or steps an optimizer of torch's."""
     found = set()
-    for top in (SOURCE, ROOT / "reproduce"):
+    for top in (SOURCE, ROOT / "reproduce", ROOT / "bench"):
         for path in top.rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 made = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch.optim" and node.attr != "Optimizer"
@@ -103,7 +103,7 @@ def python_files(*tops: str) -> list[Path]:
 
 
 def test_no_file_outgrows_a_sitting() -> None:
-    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in python_files("src", "reproduce")}
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in python_files("src", "reproduce", "bench")}
     assert {name: count for name, count in lines.items() if count > LONG_FILES.get(name, MOST_FILE_LINES)} == {}
     mended = {name for name in LONG_FILES if lines.get(name, 0) <= MOST_FILE_LINES}
     assert not mended, f"short again: take {mended} out of LONG_FILES"
@@ -111,7 +111,7 @@ def test_no_file_outgrows_a_sitting() -> None:
 
 def test_no_long_function_without_a_reason() -> None:
     found = []
-    for path in python_files("src", "reproduce"):
+    for path in python_files("src", "reproduce", "bench"):
         text = path.read_text()
         lines = text.splitlines()
         for node in ast.walk(ast.parse(text)):
@@ -175,8 +175,8 @@ def test_everything_public_is_there_and_typed() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["-m", "ruff", "check", "src", "tests", "reproduce"],
-        ["-m", "ruff", "format", "--check", "src", "tests", "reproduce"],
+        ["-m", "ruff", "check", "src", "tests", "reproduce", "bench"],
+        ["-m", "ruff", "format", "--check", "src", "tests", "reproduce", "bench"],
         ["-m", "mypy"],
     ],
     ids=["lint", "format", "types"],

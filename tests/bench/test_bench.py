@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.speed import table
+from bench.speed.cases import Size, draw
+from bench.speed.decode import state_after, stepped
+from bench.speed.rivals import Rival, attention_layers, linear_core, linear_layer
+from bench.speed.rule import Tensors, Verdict, with_gradients
+from bench.speed.run import run
+from bench.speed.settings import BenchSettings
 from tests.benches import quick
-from tokmix.bench import table
-from tokmix.bench.cases import Size, draw
-from tokmix.bench.decode import state_after, stepped
-from tokmix.bench.rivals import Rival, attention_layers, linear_core, linear_layer
-from tokmix.bench.rule import Tensors, Verdict, with_gradients
-from tokmix.bench.run import run
-from tokmix.bench.settings import BenchSettings
 from tokmix.core.mixer import create
 from tokmix.ops import shift_mix
 
@@ -163,7 +163,7 @@ def test_training(tmp_path: Path) -> None:
 
 
 def test_the_models_are_the_ones_asked_for() -> None:
-    from tokmix.bench.train import models
+    from bench.speed.train import models
     from tokmix.core.model import Model, ModelConfig
 
     mixed, lm = models("cuda", quick=False)
@@ -189,7 +189,7 @@ def test_the_training_loop(tmp_path: Path) -> None:
 
 
 def test_engine_and_plain_loop_read_the_same_batches_and_learn_the_same(tmp_path: Path) -> None:
-    from tokmix.bench import train_loop
+    from bench.speed import train_loop
     from tokmix.data.prepare.pipeline import prepare
     from tokmix.data.tokens import TokenFiles
     from tokmix.training.distributed import World
@@ -219,7 +219,7 @@ class Remembering:
 
 
 def test_a_captured_loop_by_hand_makes_the_steps_of_the_plain_one(tmp_path: Path) -> None:
-    from tokmix.bench import train_loop
+    from bench.speed import train_loop
     from tokmix.data.prepare.pipeline import prepare
     from tokmix.data.tokens import TokenFiles
     from tokmix.training.distributed import World
@@ -279,7 +279,7 @@ def test_on_a_gpu(what: str, tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_call_that_cannot_be_captured_is_timed_by_events() -> None:
-    from tokmix.bench.clock import GpuClock
+    from bench.speed.clock import GpuClock
 
     clock, net = GpuClock(0.01, 2, 3), nn.Linear(64, 64).cuda()
     x = torch.randn(8, 64, device="cuda")

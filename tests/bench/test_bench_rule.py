@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.speed import rule
+from bench.speed.cases import Case, Size, cases, draw
+from bench.speed.ceilings import floor_us
+from bench.speed.clock import Clock, Live
+from bench.speed.layers import checked_lengths, layers
+from bench.speed.rivals import attention_cores, attention_layers
+from bench.speed.session import moved
+from bench.speed.settings import BenchSettings
 from tests.kernel_rule import Seen
-from tokmix.bench import rule
-from tokmix.bench.cases import Case, Size, cases, draw
-from tokmix.bench.ceilings import floor_us
-from tokmix.bench.clock import Clock, Live
-from tokmix.bench.layers import checked_lengths, layers
-from tokmix.bench.rivals import attention_cores, attention_layers
-from tokmix.bench.session import moved
-from tokmix.bench.settings import BenchSettings
 from tokmix.ops import dispatch
 
 SIZE = Size(2, 48, 32, 16)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.speed.session import Session
+from bench.speed.settings import BenchSettings
 from tests.benches import quick
-from tokmix.bench.session import Session
-from tokmix.bench.settings import BenchSettings
 from tokmix.cli.main import main
 
 
@@ -54,7 +54,7 @@ def test_an_option_that_a_benchmark_does_not_read_is_refused(
 
 
 def test_sizes_that_say_nothing_are_neither_recorded_nor_in_the_title() -> None:
-    from tokmix.bench.run import title_of
+    from bench.speed.run import title_of
 
     ops, train = (Session(BenchSettings(what, quick=True, device="cpu"), say=lambda line: None).record() for what in ("ops", "train"))
     assert train["asked"]["dim"] is None and train["asked"]["dtype"] is None and train["asked"]["lengths"] == (16, 32)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.speed import user
+from bench.speed.session import Session
+from bench.speed.settings import BenchSettings
 from tests.benches import quick
-from tokmix.bench import user
-from tokmix.bench.session import Session
-from tokmix.bench.settings import BenchSettings
 from tokmix.cli.main import main
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokmix.bench import import_time
+from bench.speed import import_time
 from tokmix.cli.commands import COMMANDS
 from tokmix.cli.main import main
 

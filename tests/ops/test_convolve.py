@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bench.speed.rule import check
 from tests.kernel_rule import each_device
-from tokmix.bench.rule import check
 from tokmix.ops import dispatch
 from tokmix.ops.convolve import _countable, convolve
 

@@ -14,6 +14,7 @@ MOVED = {f"tokmix.{name}": f"tokmix.core.{name}" for name in CORE} | {
     "tokmix.demo": "tokmix.cli.demo",
     "tokmix.explain": "tokmix.study.explain",
     "tokmix.lab": "tokmix.training",
+    "tokmix.bench": "bench.speed, in the repository",
     "tokmix.papers": "reproduce, in the repository",
     "tokmix.play": "tokmix.pages.play",
     "tokmix.report": "tokmix.pages.report",

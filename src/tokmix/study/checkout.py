@@ -1,4 +1,4 @@
-"""Finds `reproduce/`, the papers' recipes and results, which are in a checkout and not in the wheel."""
+"""Finds `reproduce/` (the papers' recipes and results) and `bench/`, which are in a checkout and not in the wheel."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ _NAME = "reproduce"
 
 
 def found() -> Path | None:
-    """The folder that holds `reproduce/`: the working directory, or the checkout that this package was installed from."""
+    """The working directory or the checkout that this package was installed from, whichever holds `reproduce/`."""
     places = (Path.cwd(), Path(__file__).parents[3])
     return next((place for place in places if (place / _NAME / "item.py").is_file()), None)
 
 
-def root() -> Path:
+def root(what: str = "the papers' recipes and results") -> Path:
     if (place := found()) is not None:
         return place
-    raise ValueError(
-        "the papers' recipes and results are not in the wheel: clone the repository, `pip install -e '.[lab]'` there and run this in it"
-    )
+    raise ValueError(f"{what} are not in the wheel: clone the repository, `pip install -e '.[lab]'` there and run this in it")
 
 
-def make_importable() -> None:
-    """Put `reproduce` on the path, for this process and for its workers."""
-    place = str(root())
+def make_importable(what: str = "the papers' recipes and results") -> None:
+    """Put `reproduce` and `bench` on the path, for this process and for its workers."""
+    place = str(root(what))
     if place not in sys.path:
         sys.path.insert(0, place)
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)

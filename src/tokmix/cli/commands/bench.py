@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tokmix.bench.settings import COMPILED, DTYPES, BenchSettings, check_read
 from tokmix.core.checks import at_least
 
-ABOUT = "run a benchmark on this machine"
+ABOUT = "run a benchmark on this machine (all but `serve` need a checkout)"
 FIRST = ("--quick", "--lengths", "--device", "--dtype", "--out")  # of --help
 KINDS = """\
 user        the commands as a user runs them: train, fine-tune, predict, generate, next to other tools
@@ -20,6 +19,20 @@ train       training tokens a second of whole models, next to the same models wi
 train-loop  tokens a second of `tokmix train`, divided by those of a plain loop
 checkpoint  how long training waits for a checkpoint, and how long writing it takes; also under torchrun
 serve       requests a second of `tokmix serve`, batched and one by one; every answer is checked"""
+DTYPES = ("bfloat16", "float16", "float32")
+COMPILED = ("none", "one", "all")
+EVERYWHERE = ("quick", "device", "threads", "only", "minutes", "out")
+READ = {  # the options that each benchmark reads
+    "import": (),
+    "ops": (*EVERYWHERE, "lengths", "tokens", "dim", "head", "dtype", "compiled"),
+    "layers": (*EVERYWHERE, "lengths", "tokens", "dim", "head", "dtype"),
+    "decode": (*EVERYWHERE, "lengths", "dim", "head", "dtype"),
+    "train": (*EVERYWHERE, "lengths", "tokens", "compiled"),  # its models have widths of their own, and autocast
+    "serve": ("quick", "model", "requests", "clients", "threads", "out"),
+    "train-loop": EVERYWHERE,  # the settings of `tokmix train`
+    "checkpoint": ("dim", "device", "out"),
+    "user": ("quick", "device", "threads", "minutes", "out", "data", "encoder"),
+}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -46,25 +59,37 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="new file for all numbers, machine and versions; also draws a plot")
 
 
+def check_read(what: str, given: Iterable[str]) -> None:
+    """Refuse options that this benchmark does not read."""
+    for name in given:
+        if name not in READ[what]:
+            known = ", ".join(f"--{one}" for one in READ[what] if one != "head")  # head is Python's alone
+            raise ValueError(f"bench {what} does not read --{name}; it reads {known or 'no option'}")
+
+
 def run(options: argparse.Namespace) -> int:
-    names = (*(field.name for field in fields(BenchSettings) if hasattr(options, field.name)), "model", "requests", "clients")
-    given = {name: value for name in names if name != "what" and (value := getattr(options, name)) not in (None, []) and value is not False}
+    names = {name for read in READ.values() for name in read}
+    given = {name: value for name, value in vars(options).items() if name in names and value not in (None, []) and value is not False}
     check_read(options.what, given)
     for name in ("tokens", "dim"):
         at_least(name, given.get(name, 1), 1)
+    if options.what == "serve":
+        return _serve(given)
+    from tokmix.study import checkout
+
+    checkout.make_importable(f"the benchmarks (bench {options.what})")
     if options.what == "import":
-        from tokmix.bench import import_time
+        from bench.speed import import_time
 
         print(import_time())
         return 0
-    if options.what == "serve":
-        return _serve(given)
     if options.what == "checkpoint":
-        from tokmix.bench import checkpoint
+        from bench.speed import checkpoint
 
         checkpoint.run(**given)
         return 0
-    from tokmix.bench.run import run as measure
+    from bench.speed.run import run as measure
+    from bench.speed.settings import BenchSettings
 
     lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     session = measure(BenchSettings(options.what, **(given | lists)))

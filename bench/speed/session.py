@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from tokmix.bench import ceilings, machine
-from tokmix.bench.clock import Call, Clock, GpuClock, Timing
-from tokmix.bench.rule import Verdict
-from tokmix.bench.settings import BenchSettings
-from tokmix.bench.table import Row
+from bench.speed import ceilings, machine
+from bench.speed.clock import Call, Clock, GpuClock, Timing
+from bench.speed.rule import Verdict
+from bench.speed.settings import BenchSettings
+from bench.speed.table import Row
 from tokmix.runs.files import finite, write_json
 
 

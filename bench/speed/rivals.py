@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tokmix.bench.cases import Shapes, Size
-from tokmix.bench.rule import Body, Tensors
+from bench.speed.cases import Shapes, Size
+from bench.speed.rule import Body, Tensors
 
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 HEADS = (128, 64)

@@ -9,13 +9,13 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
-from tokmix.bench import rule
-from tokmix.bench.cases import BLOCK, Size, hyper_flops
-from tokmix.bench.clock import Call
-from tokmix.bench.ops import best_of, linear, size_of
-from tokmix.bench.rivals import attention_layers, linear_layer
-from tokmix.bench.rule import Body, Tensors
-from tokmix.bench.session import BenchSettings, Session, moved
+from bench.speed import rule
+from bench.speed.cases import BLOCK, Size, hyper_flops
+from bench.speed.clock import Call
+from bench.speed.ops import best_of, linear, size_of
+from bench.speed.rivals import attention_layers, linear_layer
+from bench.speed.rule import Body, Tensors
+from bench.speed.session import BenchSettings, Session, moved
 from tokmix.core.mixer import Mixer, create, mixer_class
 from tokmix.ops.dispatch import implementation
 

@@ -1,38 +1,16 @@
-"""What a benchmark can be asked, and the sizes that stand for what was not said. Imports nothing heavy."""
+"""The settings of a benchmark and the sizes that fill the gaps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tokmix.cli.commands.bench import COMPILED, DTYPES, READ, check_read
 from tokmix.core.checks import at_least, one_of
 
-DTYPES = ("bfloat16", "float16", "float32")
-COMPILED = ("none", "one", "all")
 GPU_LENGTHS = (128, 512, 2048, 8192, 32_768, 65_536)
 CPU_LENGTHS = (128, 512, 2048, 4096)
-EVERYWHERE = ("quick", "device", "threads", "only", "minutes", "out")
-READ = {
-    "import": (),
-    "ops": (*EVERYWHERE, "lengths", "tokens", "dim", "head", "dtype", "compiled"),
-    "layers": (*EVERYWHERE, "lengths", "tokens", "dim", "head", "dtype"),
-    "decode": (*EVERYWHERE, "lengths", "dim", "head", "dtype"),
-    "train": (*EVERYWHERE, "lengths", "tokens", "compiled"),  # its models have widths of their own, and autocast
-    "serve": ("quick", "model", "requests", "clients", "threads", "out"),
-    "train-loop": EVERYWHERE,  # the settings of `tokmix train`
-    "checkpoint": ("dim", "device", "out"),
-    "user": ("quick", "device", "threads", "minutes", "out", "data", "encoder"),
-}
 SIZES = ("lengths", "tokens", "dim", "head", "dtype", "compiled")
-
-
-def check_read(what: str, given: Iterable[str]) -> None:
-    """Refuse what this benchmark would leave unread: its numbers would be of something else than was asked."""
-    for name in given:
-        if name not in READ[what]:
-            known = ", ".join(f"--{one}" for one in READ[what] if one != "head")  # head is Python's alone
-            raise ValueError(f"bench {what} does not read --{name}; it reads {known or 'no option'}")
 
 
 @dataclass(frozen=True)

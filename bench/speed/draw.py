@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokmix.bench.table import Row
+from bench.speed.table import Row
 from tokmix.show import plots
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokmix.bench.clock import Call
-from tokmix.bench.session import Row, Session
+from bench.speed.clock import Call
+from bench.speed.session import Row, Session
 from tokmix.core.model import Model, ModelConfig
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokmix.bench.rule import Body, Tensors
+from bench.speed.rule import Body, Tensors
 from tokmix.ops import causal_hyper_mix as causal_op
 from tokmix.ops import hyper_mix as hyper
 from tokmix.ops import hyper_mlp as mlp

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tokmix.bench.session import Row, Session
+from bench.speed.session import Row, Session
 from tokmix.core.stack import parse
 
 MINUTES, TURNS = 12.0, 3
@@ -77,7 +77,7 @@ class Work:
         fixed = {"kind": kind, "args": args, "device": self.device, "spawned": began, "rows": self.sizes.predicted}
         asked.write_text(json.dumps(fixed | {"predict": str(self.predicted)} | given))
         with log.open("w") as stream:
-            done = subprocess.run([sys.executable, "-m", "tokmix.bench.user_child", asked, found], stdout=stream, stderr=stream, env=env)
+            done = subprocess.run([sys.executable, "-m", "bench.speed.user_child", asked, found], stdout=stream, stderr=stream, env=env)
         seconds = time.time() - began
         if done.returncode:
             last = (log.read_text(errors="replace").strip().splitlines() or ["no message"])[-1]

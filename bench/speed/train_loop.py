@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tokmix.bench.session import Session
+from bench.speed.session import Session
 from tokmix.data.batches.rows import Batch
 from tokmix.data.prepare.pipeline import prepare
 from tokmix.data.tokens import TokenFiles

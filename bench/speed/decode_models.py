@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tokmix.bench.session import Row, Session
+from bench.speed.session import Row, Session
 from tokmix.core.model import Model, ModelConfig
 from tokmix.core.sampling import generate
 

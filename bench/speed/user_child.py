@@ -1,4 +1,4 @@
-"""One measured process of `tokmix bench user`: python -m tokmix.bench.user_child GIVEN.json FOUND.json
+"""One measured process of `tokmix bench user`: python -m bench.speed.user_child GIVEN.json FOUND.json
 
 A command of ours as a user types it, or a rival doing the same work. It notes when its imports are done, and writes what it found.
 """
@@ -221,9 +221,9 @@ def gpt2(process: Process) -> Found:
 
 def loop(process: Process) -> Found:
     """The best loop one would write by hand for the same model: fused AdamW, one batch; on a GPU compiled and captured."""
-    from tokmix.bench import train
-    from tokmix.bench.session import Session
-    from tokmix.bench.settings import BenchSettings
+    from bench.speed import train
+    from bench.speed.session import Session
+    from bench.speed.settings import BenchSettings
 
     process.imported()
     given = process.given

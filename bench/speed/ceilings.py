@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from tokmix.bench.clock import Timing
+from bench.speed.clock import Timing
 
 
 def measure(clock: Callable[..., Timing], device: str, dtype: torch.dtype, activation: int, quick: bool) -> dict[str, float]:

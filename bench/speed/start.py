@@ -6,7 +6,7 @@ import statistics
 import subprocess
 import sys
 
-from tokmix.bench.machine import in_words
+from bench.speed.machine import in_words
 
 
 def import_time(repeats: int = 5) -> str:

@@ -7,9 +7,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from tokmix.bench import table
-from tokmix.bench.session import Row, Session
-from tokmix.bench.settings import READ, BenchSettings
+from bench.speed import table
+from bench.speed.session import Row, Session
+from bench.speed.settings import BenchSettings
+from tokmix.cli.commands.bench import READ
 
 TABLES = {
     "ops": table.ops,
@@ -25,7 +26,7 @@ def run(asked: BenchSettings, say: Callable[[str], None] = print) -> Session:
     if asked.out is not None:
         _check_out(asked.out, asked.what)
     session = Session(asked, say)
-    importlib.import_module(f"tokmix.bench.{asked.what.replace('-', '_')}").run(session)
+    importlib.import_module(f"bench.speed.{asked.what.replace('-', '_')}").run(session)
     session.check_names()
     session.save()
     if session.rows:
@@ -77,7 +78,7 @@ def title_of(record: Row) -> str:
 def _draw(session: Session, say: Callable[[str], None]) -> None:
     assert session.asked.out is not None
     try:
-        from tokmix.bench.draw import draw
+        from bench.speed.draw import draw
 
         draw(session.asked.out.with_suffix(".png"), session.asked.what, session.rows, title_of(session.record()))
     except ImportError as error:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import torch
 
-from tokmix.bench import rule
-from tokmix.bench.cases import Case, Size, cases, draw
-from tokmix.bench.clock import Call
-from tokmix.bench.rivals import Rival, attention_cores, linear_core
-from tokmix.bench.rule import Body, Tensors
-from tokmix.bench.session import Session, moved
+from bench.speed import rule
+from bench.speed.cases import Case, Size, cases, draw
+from bench.speed.clock import Call
+from bench.speed.rivals import Rival, attention_cores, linear_core
+from bench.speed.rule import Body, Tensors
+from bench.speed.session import Session, moved
 
 WAYS = ("forward", "forward+backward")
 NEAR = 1.4  # a candidate that was this much slower than the best is not tried at longer sequences

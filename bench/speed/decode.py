@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tokmix.bench import decode_models
-from tokmix.bench.clock import Call
-from tokmix.bench.session import Session, tensors_bytes
+from bench.speed import decode_models
+from bench.speed.clock import Call
+from bench.speed.session import Session, tensors_bytes
 from tokmix.core.mixer import Mixer, State, create, inplace_states
 
 TOKENS = 8

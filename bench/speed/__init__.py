@@ -7,6 +7,6 @@ user.py      what commands take from start to end, user_child.py one such proces
 table.py, draw.py  what is shown                            start.py     what `import tokmix` costs
 """
 
-from tokmix.bench.start import import_time
+from bench.speed.start import import_time
 
 __all__ = ["import_time"]

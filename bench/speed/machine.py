@@ -10,8 +10,10 @@ import subprocess
 from pathlib import Path
 from typing import TypedDict
 
+import tokmix
+
 PACKAGES = ("tokmix", "torch", "triton", "numpy", "transformers", "flash-linear-attention", "fla-core")
-SOURCE = Path(__file__).parent.parent
+SOURCE = Path(tokmix.__file__).parent
 
 
 class Code(TypedDict):
