@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 
 PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto
 # The files whose tests run a Triton kernel; on a machine without a GPU they need Triton's interpreter.
-KERNEL_TESTS := $(shell grep -l "tests.kernel_rule" tests/ops/test_*.py)
+KERNEL_TESTS := $(shell grep -l "tests.kernel_rule" tests/ops/test_*.py tests/reproduce/test_toy_convolve.py)
 
 .PHONY: demo test test-all campaign docs test-deps lint clean
 

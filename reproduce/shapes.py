@@ -1,4 +1,4 @@
-"""Kind "shapes": models of the shapes task (toy.py), any mixers and seeds side by side, and who reads whom in them.
+"""Kind "shapes": models of the shapes task (toy/), any mixers and seeds side by side, and who reads whom in them.
 
 A seed stands for a training set, a test set, first weights and an order of batches; the models of one seed differ in nothing else.
 On a GPU products are in TF32 while they train; errors and maps are measured in full single precision.
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from reproduce.job import Context
+from reproduce.toy import model as toy
+from reproduce.toy.data import LENGTH, Shapes, split
 from tokmix.core.mixer import Mixer
-from tokmix.data.synthetic.shapes import LENGTH, Shapes, split
 from tokmix.study.explain import jacobian as explain
-from tokmix.training import toy
 from tokmix.training.precision import products
 
 # How far the gradients of the quick convolutions may be from torch's. Both are in TF32, and a ReLU whose input is about zero may be open

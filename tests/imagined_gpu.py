@@ -17,8 +17,8 @@ import triton.runtime
 from triton.backends.compiler import GPUTarget
 
 import tokmix
+from reproduce.toy.convolve import convolve
 from tokmix.ops import dispatch, ptxas_workaround
-from tokmix.ops.convolve import convolve
 from tokmix.ops.shift_mix.select import norm_shift_mix, step
 from tokmix.ops.short_conv import short_conv
 

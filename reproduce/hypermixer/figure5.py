@@ -17,8 +17,8 @@ from reproduce.claims import Claim, Run
 from reproduce.hypermixer import figure5_maps
 from reproduce.item import Item, Outcomes, Results
 from reproduce.job import Job
-from tokmix.data.synthetic.shapes import NOISE
-from tokmix.training import toy
+from reproduce.toy import model as toy
+from reproduce.toy.data import NOISE
 
 SIZES = (100, 1_000, 10_000, 100_000)
 SEEDS = {100: 5, 1_000: 5, 10_000: 3, 100_000: 1}

@@ -10,7 +10,7 @@ import torch
 
 from reproduce import draw
 from reproduce.shapes import unsqueezed
-from tokmix.show import plots
+from reproduce.toy import pictures as plots
 
 AREAS = {"model": "|d output / d input| of the whole model", "mixer": "norm of the Jacobian block of the mixer alone"}
 

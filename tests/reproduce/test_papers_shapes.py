@@ -14,9 +14,9 @@ from torch import Tensor
 from reproduce import shapes
 from reproduce.hypermixer import figure5
 from reproduce.job import Context
-from tests.data.test_shapes import Levelling
-from tokmix.data.synthetic.shapes import split
-from tokmix.training import toy
+from reproduce.toy import model as toy
+from reproduce.toy.data import split
+from tests.reproduce.test_toy import Levelling
 
 
 @pytest.fixture(scope="module")

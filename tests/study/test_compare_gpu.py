@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("numpy")
 
-from tokmix.data.synthetic import shapes
-from tokmix.training import toy
+from reproduce.toy import data as shapes
+from reproduce.toy import model as toy
 from tokmix.training.capture import Captured
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]

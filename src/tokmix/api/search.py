@@ -11,9 +11,9 @@ from tokmix.api.data import Data, as_path
 from tokmix.api.settings import Kept, full_names, output_folder, settings_of, told
 from tokmix.runs.files import JsonObject
 
-SHAPES = "shapes"  # the built-in task; ./shapes for a folder of that name
+SHAPES = "shapes"  # the toy task of reproduce/toy; ./shapes for a folder of that name
 SEQUENCES = 1000  # of shapes to train on
-TAKEN = ("train.epochs", "train.device", "train.seed")  # by the built-in task
+TAKEN = ("train.epochs", "train.device", "train.seed")  # by the toy task
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def compare(
 ) -> Comparison:
     """Train several stacks on one task and test their differences; see `tokmix compare --help` for the arguments.
     match: whose parameters all get: "largest" (the default) or "first"; "none": every stack as it is.
-    data="shapes" is the built-in toy task, of n sequences."""
+    data="shapes" is the toy task of the papers, of n sequences, in a checkout."""
     given = full_names(settings)
     for name, instead in (("model.stack", "the stacks as arguments"), ("train.fraction", "--fractions")):
         if name in given:
@@ -142,7 +142,7 @@ def _shapes(
     stacks: Sequence[str], folder: Path, given: Mapping[str, Any], match: str | None, n: int | None, seeds: int,
     fractions: Sequence[float], jobs: int | None, resume: bool, imports: Sequence[str | Path], verbose: bool,
 ) -> JsonObject:  # fmt: skip
-    from tokmix.study.compare.shapes import compare as run
+    from tokmix.study import checkout
     from tokmix.training.imports import import_files
 
     unknown = next((name for name in given if name not in TAKEN), None)
@@ -150,10 +150,12 @@ def _shapes(
         raise ValueError(f"--data shapes takes no --{unknown}: {OWN}")
     if match not in (None, "none"):
         raise ValueError(f"--data shapes takes no --match {match}: no parameters are matched there")
+    toy_task = checkout.load("toy.compare", "the toy task of shapes")
     import_files(imports)
     seed, epochs, device = (given.get(f"train.{name}") for name in ("seed", "epochs", "device"))
     with told(verbose) as say:
-        return run(
+        found: JsonObject = toy_task.compare(
             stacks, folder, n=SEQUENCES if n is None else n, epochs=epochs, seeds=seeds, first_seed=seed or 0, fractions=fractions,
             device=device, jobs=jobs, resume=resume, say=say,
         )  # fmt: skip
+    return found

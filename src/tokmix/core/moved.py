@@ -19,6 +19,7 @@ MOVED = {f"tokmix.{name}": f"tokmix.core.{name}" for name in CORE} | {
     "tokmix.play": "tokmix.pages.play",
     "tokmix.report": "tokmix.pages.report",
     "tokmix.tune": "tokmix.study.tune",
+    "tokmix.data.synthetic.shapes": "reproduce.toy.data, in the repository",
     "tokmix.data.synthetic.run": "tokmix.training.synthetic",
 }
 

@@ -20,7 +20,7 @@ def found() -> Path | None:
 def root(what: str = "the papers' recipes and results") -> Path:
     if (place := found()) is not None:
         return place
-    raise ValueError(f"{what} are not in the wheel: clone the repository, `pip install -e '.[lab]'` there and run this in it")
+    raise ValueError(f"the wheel does not hold {what}: clone the repository, `pip install -e '.[lab]'` there and run this in it")
 
 
 def make_importable(what: str = "the papers' recipes and results") -> None:
@@ -33,7 +33,7 @@ def make_importable(what: str = "the papers' recipes and results") -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([place, *filter(None, known)])
 
 
-def load(module: str) -> ModuleType:
+def load(module: str, what: str = "the papers' recipes and results") -> ModuleType:
     """`reproduce.MODULE`"""
-    make_importable()
+    make_importable(what)
     return importlib.import_module(f"{_NAME}.{module}")

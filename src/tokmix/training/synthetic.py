@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,6 @@ from tokmix.data.batches.mask import IGNORE
 from tokmix.data.synthetic.task import Examples, Task
 from tokmix.training import replicas
 from tokmix.training.step import Forward
-from tokmix.training.toy import in_order
 
 LOWEST_RATE = 1e-6
 
@@ -54,6 +53,15 @@ def build(task: Task, stack: str, dim: int = 128, *, seed: int = 0, **settings: 
     made = config(task, stack, dim, **settings)
     with seeded(seed):
         return AutoEncoder(made) if task.learns == "rebuild" else Model(made)
+
+
+def in_order(rows: int, batch: int, epochs: int, seeds: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+    """(0, rows [seeds, B]) of every batch: all rows once an epoch, in an order of each seed's."""
+    chance = {seed: torch.Generator().manual_seed(seed) for seed in seeds}
+    for _ in range(epochs):
+        order = {seed: torch.randperm(rows, generator=generator) for seed, generator in chance.items()}
+        for chosen in torch.stack([order[seed] for seed in seeds]).split(batch, 1):
+            yield 0, chosen
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         return _serve(given)
     from tokmix.study import checkout
 
-    checkout.make_importable(f"the benchmarks (bench {options.what})")
+    checkout.make_importable(f"the benchmark {options.what!r}")
     if options.what == "import":
         from bench.speed import import_time
 

@@ -12,7 +12,7 @@ FIRST = ("--data", "--out", "--seeds", "--fractions", "--epochs")  # of --help
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("stacks", nargs="+", metavar="STACK", help="mixers from the bottom layer up, such as 'attention(heads=4)*2'")
-    parser.add_argument("--data", required=True, help=f"{DATA}, or a folder that `prepare` wrote; shapes: the built-in toy task")
+    parser.add_argument("--data", required=True, help=f"{DATA}, or a folder that `prepare` wrote; shapes: the toy task, in a checkout")
     parser.add_argument("--out", required=True, help="new folder for the runs, compare.json and the plots")
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds, counted up from --seed (default: %(default)s)")
     parser.add_argument("--fractions", default="1", help="shares of train to learn from, such as 0.05,0.1,0.5,1 (default: %(default)s)")

@@ -6,7 +6,7 @@ ABOUT = "train two small models on the source of Python's standard library, in a
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    kinds = "stdlib: predict the package of a snippet; shapes: a toy task, and which tokens read which"
+    kinds = "stdlib: predict the package of a snippet; shapes: a toy task, and which tokens read which; in a checkout"
     parser.add_argument("--what", choices=["stdlib", "shapes"], default="stdlib", help=f"{kinds} (default: %(default)s)")
     parser.add_argument("--out", default="out/demo", help="folder for the results (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and data order (default: %(default)s)")
@@ -15,9 +15,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.what == "shapes":
-        from tokmix.cli.demo.shapes import main as shapes
+        from tokmix.study import checkout
 
-        shapes(options.out, options.seconds, options.seed)
+        checkout.load("toy.demo", "the toy task of shapes").main(options.out, options.seconds, options.seed)
     else:
         from tokmix.cli.demo.stdlib import main as stdlib
 

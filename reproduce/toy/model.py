@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from reproduce.toy.convolve import convolve
+from reproduce.toy.data import LENGTH, Shapes, draw
 from tokmix.core import checks
 from tokmix.core.mixer import Cost, Mixer, create
 from tokmix.core.seeds import seeded
 from tokmix.core.stack import parse
-from tokmix.data.synthetic.shapes import LENGTH, Shapes, draw
-from tokmix.ops.convolve import convolve
 from tokmix.training import replicas
+from tokmix.training.synthetic import in_order
 
 WIDTH, KERNEL = 64, 5
 # As in the paper: tied HyperMixing of d' = 64 with LayerNorm; attention of one head, without biases and 1/sqrt(d).
@@ -214,15 +215,6 @@ def train_all(
 
 def squared_error(data: Shapes) -> replicas.Loss:
     return lambda forward, index, width: F.mse_loss(forward(data.inputs[index]), data.targets[index])
-
-
-def in_order(rows: int, batch: int, epochs: int, seeds: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """(0, rows [seeds, B]) of every batch: all rows once an epoch, in an order of each seed's."""
-    chance = {seed: torch.Generator().manual_seed(seed) for seed in seeds}
-    for _ in range(epochs):
-        order = {seed: torch.randperm(rows, generator=generator) for seed, generator in chance.items()}
-        for chosen in torch.stack([order[seed] for seed in seeds]).split(batch, 1):
-            yield 0, chosen
 
 
 @torch.no_grad()

@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("numpy")
 
+from reproduce.toy import compare as toy_task
+from reproduce.toy import model as toy
 from tokmix.cli.main import main
-from tokmix.study.compare import shapes as toy_task
-from tokmix.training import toy
 
 TINY = {"n": 40, "epochs": 1, "seeds": 2, "test": 30, "device": "cpu"}
 

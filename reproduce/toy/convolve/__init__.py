@@ -26,7 +26,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Ten
     assert K % 2 and x.shape[2] == C, (x.shape, weight.shape)
     single = x.dtype == weight.dtype == torch.float32
     if use_triton(x, x.dtype, fits=single and x.numel() > 0 and max(C, D) <= WIDEST and _countable(x, weight)):
-        from tokmix.ops.convolve import launch
+        from reproduce.toy.convolve import launch
 
         return launch.convolve(x, weight, bias, relu)
     y = F.conv2d(x.mT[:, :, None], weight.permute(2, 1, 0)[:, :, None], bias, padding=(0, K // 2))[:, :, 0].mT

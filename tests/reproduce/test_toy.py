@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from tokmix.cli.demo import shapes as demo
-from tokmix.data.synthetic import shapes
-from tokmix.training import toy
+from reproduce.toy import data as shapes
+from reproduce.toy import demo
+from reproduce.toy import model as toy
 
 KINDS = ("triangle", "triangle", "box", "box")
 

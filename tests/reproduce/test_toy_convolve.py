@@ -1,6 +1,6 @@
 """The convolution of the shapes task: its kernels against float64, forward and every gradient.
 
-On a CPU they run in Triton's interpreter, in a process of its own. On a GPU: pytest -m gpu tests/test_convolve.py
+On a CPU they run in Triton's interpreter, in a process of its own. On a GPU: pytest -m gpu tests/reproduce/test_toy_convolve.py
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from bench.speed.rule import check
+from reproduce.toy.convolve import _countable, convolve
 from tests.kernel_rule import each_device
 from tokmix.ops import dispatch
-from tokmix.ops.convolve import _countable, convolve
 
 
 @pytest.mark.skipif(not dispatch.HAS_TRITON, reason="triton is not installed")

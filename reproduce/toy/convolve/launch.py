@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tokmix.ops.convolve import PIECE
-from tokmix.ops.convolve.kernels import sliding_window as kernels
+from reproduce.toy.convolve import PIECE
+from reproduce.toy.convolve.kernels import sliding_window as kernels
 from tokmix.ops.dispatch import INTERPRETED
 from tokmix.ops.fast_call import Context, on_its_device
 from tokmix.ops.sizes import cdiv, next_power_of_2

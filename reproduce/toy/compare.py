@@ -18,9 +18,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from reproduce.toy import data as shapes
+from reproduce.toy import model as toy
 from tokmix.core.checks import at_least
 from tokmix.core.optional import np
-from tokmix.data.synthetic import shapes
 from tokmix.runs import pool
 from tokmix.runs.files import check_free
 from tokmix.study.compare import outcomes, plan, summary
@@ -28,7 +29,6 @@ from tokmix.study.compare.records import Entry, RunCost, ToyFacts
 from tokmix.study.compare.result import NAME as RESULT
 from tokmix.study.compare.result import RunResult
 from tokmix.study.compare.run import SIDE_BY_SIDE, Say, finish, provenance, why_no_bag
-from tokmix.training import toy
 from tokmix.training.distributed import check_alone, join_world
 from tokmix.training.meter import Meter
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tokmix.data.synthetic import shapes
+from reproduce.toy import data as shapes
+from reproduce.toy import model as toy
+from reproduce.toy import pictures as plots
 from tokmix.layers.attention import Attention
-from tokmix.show import plots
+from tokmix.show.plots import figure
 from tokmix.study.explain import jacobian as explain
-from tokmix.training import toy
 
 SHARES = {"attention": 0.8, "hypermixing": 0.8, "none": 0.2}  # of the time; without a mixer there is little to learn
 ORDER = ("none", "attention", "hypermixing")
@@ -43,7 +44,7 @@ def main(out: str = "out", seconds: float = 60.0, seed: int = 0) -> Path:
     """Train all three in about so many seconds, print what came out, draw who reads whom into out/shapes.png."""
     if seconds <= 0:
         raise ValueError(f"seconds={seconds} should be more than 0")
-    plots.figure(1, 1)  # a missing matplotlib is better said before the minute than after it
+    figure(1, 1)  # a missing matplotlib is better said before the minute than after it
     train_set, test_set = shapes.split(TRAIN, TEST, seed)
     print(f"Shapes: two triangles and two boxes in {shapes.LENGTH} positions; level the heights of each kind.")
     print(f"{TRAIN:,} sequences to learn from in batches of {BATCH}, {TEST:,} to test on, about {seconds:.0f} s in all.\n", flush=True)
