@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokmix.pages.play import ask
 from tokmix.pages.play.engine import Facts, PlayService
-from tokmix.runs.files import JsonObject
+from tokmix.pages.requests import Refusal, check_host
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
@@ -59,8 +59,7 @@ class Busy:
 
 
 class Guard:
-    """Sends the headers with every answer, and answers only to the known names of this machine: a page elsewhere may own a name
-    that leads here, and its scripts would pass for ours."""
+    """Sends the headers with every answer, and refuses requests for other hosts."""
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str] | None):
         self.app, self.hosts = app, hosts
@@ -74,11 +73,10 @@ class Guard:
                 message["headers"] = [*message["headers"], *((name.encode(), value.encode()) for name, value in HEADERS.items())]
             await send(message)
 
-        named = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
-        host = named.rpartition(":")[0] if named.rpartition(":")[2].isdigit() else named
-        if self.hosts is not None and host.lower() not in self.hosts:
-            wrong = JSONResponse({"error": f"this page is served under {', '.join(self.hosts)}, not {host[:80]!r}"}, 421)
-            return await wrong(scope, receive, sent)
+        try:
+            check_host(next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), ""), self.hosts)
+        except Refusal as refusal:
+            return await _refused(refusal)(scope, receive, sent)
         return await self.app(scope, receive, sent)
 
 
@@ -100,32 +98,37 @@ def create(engine: PlayService, hosts: Sequence[str] | None = None) -> FastAPI:
     async def model() -> Response:
         return JSONResponse({**engine.facts(), "limits": {"text": ask.TEXT, "max_new": ask.MAX_NEW}})
 
+    @app.exception_handler(Refusal)
+    async def unfit(request: Request, error: Refusal) -> Response:
+        return _refused(error)
+
     @app.post("/api/predict")
     async def predict(request: Request) -> Response:
-        given = await ask.read(request, ask.PREDICT)
+        texts = (await ask.read(request, ask.Predict)).texts(engine.pair)
         with requests.one():
-            return JSONResponse(await _compute(lambda: engine.predict(_texts(engine, given))))
+            return JSONResponse(await _compute(lambda: engine.predict(texts)))
 
     @app.post("/api/words")
     async def words(request: Request) -> Response:
-        given = await ask.read(request, ask.PREDICT)
+        texts = (await ask.read(request, ask.Predict)).texts(engine.pair)
         with requests.one():
-            return JSONResponse(await _compute(lambda: engine.words(_texts(engine, given))))
+            return JSONResponse(await _compute(lambda: engine.words(texts)))
 
     @app.post("/api/map")
     async def maps(request: Request) -> Response:
-        given = await ask.read(request, ask.MAP)
+        asked = await ask.read(request, ask.Map)
+        texts = asked.texts(engine.pair)
         with requests.one():
-            return JSONResponse(await _compute(lambda: engine.maps(_texts(engine, given), given.get("model", "main"), given.get("layer"))))
+            return JSONResponse(await _compute(lambda: engine.maps(texts, asked.model, asked.layer)))
 
     @app.post("/api/generate")
     async def generate(request: Request) -> Response:
-        given = await ask.read(request, ask.GENERATE)
-        asked = {name: value for name, value in given.items() if name not in ("text", "model")}
+        asked = await ask.read(request, ask.Generate)
+        settings = asked.model_dump(exclude={"text", "model"})
         room = streams.one()
         room.__enter__()
         try:
-            tokens = await _compute(lambda: engine.tokens(given["text"], given.get("model", "main"), **asked))
+            tokens = await _compute(lambda: engine.tokens(asked.text, asked.model, **settings))
         except BaseException:
             room.__exit__(None, None, None)
             raise
@@ -141,12 +144,8 @@ def _file(content: bytes, kind: str) -> Callable[[Request], Awaitable[Response]]
     return send
 
 
-def _texts(engine: PlayService, given: JsonObject) -> list[str]:
-    if engine.pair and "text2" not in given:
-        raise HTTPException(422, "this model reads two texts: the field 'text2' is missing")
-    if not engine.pair and "text2" in given:
-        raise HTTPException(422, "this model reads one text: leave the field 'text2' out")
-    return [given["text"], given["text2"]] if engine.pair else [given["text"]]
+def _refused(refusal: Refusal) -> Response:
+    return JSONResponse({"error": refusal.why}, refusal.status, refusal.headers)
 
 
 async def _compute(work: Callable[[], Answer]) -> Answer:

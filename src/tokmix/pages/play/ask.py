@@ -1,17 +1,16 @@
-"""What a request may hold. Whatever else comes is refused with a status of 4xx and a sentence that says why."""
+"""The requests of the page: pydantic checks them, and every refusal is a 4xx status with one sentence."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Literal, TypeVar
 
-from fastapi import HTTPException, Request
+from fastapi import Request
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from tokmix.core.checks import nearest
-from tokmix.runs.files import JsonObject
+from tokmix.pages.requests import Refusal, read_body
 
 BODY = 64 * 1024  # bytes
 TEXT = 8000  # letters
@@ -19,106 +18,90 @@ MAX_NEW = 512
 PATIENCE = 10.0  # seconds for a body to arrive
 
 
-@dataclass(frozen=True)
-class Field:
-    kind: type
-    required: bool = False
-    low: float = -math.inf
-    high: float = math.inf
-    known: tuple[str, ...] = ()
+def _filled(text: str) -> str:
+    if not text.strip():
+        raise PydanticCustomError("empty", "is empty")
+    return text
 
 
-TEXT_FIELD = Field(str, required=True)
-PLAYER = Field(str, known=("main", "other"))
-PREDICT = {"text": TEXT_FIELD, "text2": Field(str)}
-MAP = {**PREDICT, "model": PLAYER, "layer": Field(int, low=0, high=1000)}
-GENERATE = {
-    "text": TEXT_FIELD,
-    "model": PLAYER,
-    "max_new": Field(int, low=1, high=MAX_NEW),
-    "temperature": Field(float, low=0, high=10),
-    "top_k": Field(int, low=1, high=10**6),
-    "seed": Field(int, low=0, high=2**31 - 1),
-}
+Text = Annotated[str, StringConstraints(max_length=TEXT), AfterValidator(_filled)]
+Player = Literal["main", "other"]
 
 
-def refuse(status: int, why: str) -> HTTPException:
-    return HTTPException(status, why)
+class Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    text: Text
 
 
-async def read(request: Request, fields: dict[str, Field]) -> JsonObject:
-    """The JSON object of a request, checked against the fields."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # also keeps other sites' forms out: a browser asks first before it sends this type for them
-        raise refuse(415, f"the body should be application/json, not {kind[:80] or 'of no type'!r}")
-    body = await _body(request)
+class Predict(Asked):
+    text2: Text | None = None
+
+    def texts(self, pair: bool) -> list[str]:
+        if pair and self.text2 is None:
+            raise Refusal(422, "this model reads two texts: the field 'text2' is missing")
+        if not pair and self.text2 is not None:
+            raise Refusal(422, "this model reads one text: leave the field 'text2' out")
+        return [self.text] if self.text2 is None else [self.text, self.text2]
+
+
+class Map(Predict):
+    model: Player = "main"
+    layer: int | None = Field(None, ge=0, le=1000)
+
+
+class Generate(Asked):
+    model: Player = "main"
+    max_new: int = Field(100, ge=1, le=MAX_NEW)
+    temperature: float = Field(0.8, ge=0, le=10, allow_inf_nan=False)
+    top_k: int | None = Field(None, ge=1, le=10**6)
+    seed: int | None = Field(None, ge=0, le=2**31 - 1)
+
+
+Kind = TypeVar("Kind", bound=Asked)
+
+
+async def read(request: Request, kind: type[Kind]) -> Kind:
+    """The JSON object of a request. A field that is null counts as left out."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/json":  # also keeps other sites' forms out: a browser asks first before it sends this type for them
+        raise Refusal(415, f"the body should be application/json, not {media[:80] or 'of no type'!r}")
+    body = await read_body({name: value.decode("latin-1") for name, value in request.headers.raw}, request.receive, BODY, PATIENCE)
     if not body.strip():
-        raise refuse(400, "the body is empty; it should be a JSON object")
+        raise Refusal(400, "the body is empty; it should be a JSON object")
     try:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise refuse(400, f"the body is not JSON: {' '.join(str(error).split())[:200]}") from None
+        raise Refusal(400, f"the body is not JSON: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(given, dict):
-        raise refuse(400, f"the body should be a JSON object, not {_kind(given)}")
-    for name in given:
-        if name not in fields:
-            raise refuse(422, f"unknown field {name[:80]!r}; known: {', '.join(fields)}{nearest(name[:80], fields)}")
-    for name, field in fields.items():
-        if given.get(name) is None:
-            if field.required:
-                raise refuse(422, f"the field {name!r} is missing")
-            given.pop(name, None)
-        else:
-            given[name] = _checked(name, given[name], field)
-    return given
-
-
-async def _body(request: Request) -> bytes:
-    said = request.headers.get("content-length", "0")
-    if said.isdigit() and int(said) > BODY:
-        raise refuse(413, f"the body has {int(said):,} bytes; at most {BODY:,} are taken")
-    parts, size = [], 0
+        raise Refusal(400, f"the body should be a JSON object, not {_kind(given)}")
     try:
-        async with asyncio.timeout(PATIENCE):
-            async for part in request.stream():
-                size += len(part)
-                if size > BODY:
-                    raise refuse(413, f"the body is over {BODY:,} bytes")
-                parts.append(part)
-    except TimeoutError:
-        raise refuse(408, f"the body did not arrive within {PATIENCE:g} s") from None
-    return b"".join(parts)
+        return kind.model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise Refusal(413 if first["type"] == "string_too_long" else 422, _why(kind, first)) from None
 
 
-def _checked(name: str, value: Any, field: Field) -> Any:
-    if field.kind is str:
-        return _text(name, value, field)
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if field.kind is int and not whole:
-        raise refuse(422, f"{name} should be a whole number, not {_kind(value)}")
-    if field.kind is float and not whole and not (isinstance(value, float) and math.isfinite(value)):
-        raise refuse(422, f"{name} should be a finite number, not {_kind(value)}")
-    if not field.low <= value <= field.high:
-        raise refuse(422, f"{name} should be from {field.low:,} to {field.high:,}")
-    return value
-
-
-def _text(name: str, value: object, field: Field) -> str:
-    if not isinstance(value, str):
-        raise refuse(422, f"{name} should be a text, not {_kind(value)}")
-    if field.known:
-        if value not in field.known:
-            raise refuse(422, f"{name}={value[:80]!r} is unknown; known: {', '.join(field.known)}")
-        return value
-    if len(value) > TEXT:
-        raise refuse(413, f"{name} has {len(value):,} letters; at most {TEXT:,} are taken")
-    if not value.strip():
-        raise refuse(422, f"{name} is empty")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise refuse(422, f"{name} holds half of a character (a lone surrogate)") from None
-    return value
+def _why(kind: type[Asked], error: ErrorDetails) -> str:
+    name, given, bounds = str(error["loc"][0])[:80], error["input"], error.get("ctx", {})
+    match error["type"]:
+        case "missing":
+            return f"the field {name!r} is missing"
+        case "extra_forbidden":
+            return f"unknown field {name!r}; known: {', '.join(kind.model_fields)}{nearest(name, kind.model_fields)}"
+        case "string_type":
+            return f"{name} should be a text, not {_kind(given)}"
+        case "string_unicode":
+            return f"{name} holds half of a character (a lone surrogate)"
+        case "string_too_long":
+            return f"{name} has {len(given):,} letters; at most {bounds['max_length']:,} are taken"
+        case "literal_error":
+            return f"{name}={str(given)[:80]!r} is unknown; known: {bounds['expected']}"
+        case "int_type" | "float_type" | "finite_number":
+            return f"{name} should be a {'whole' if error['type'] == 'int_type' else 'finite'} number, not {_kind(given)}"
+        case "greater_than_equal" | "less_than_equal":
+            limits = {key: getattr(one, key) for one in kind.model_fields[name].metadata for key in ("ge", "le") if hasattr(one, key)}
+            return f"{name} should be from {limits['ge']:,} to {limits['le']:,}"
+    return f"{name} {error['msg']}"
 
 
 def _kind(value: object) -> str:

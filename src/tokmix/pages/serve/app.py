@@ -13,9 +13,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
+from tokmix.pages.requests import Refusal
 from tokmix.pages.serve import schemas
 from tokmix.pages.serve.completions import Answer, Stops, pieces
-from tokmix.pages.serve.door import AGAIN, REFUSALS, Door, Refusal, failure, failure_of
+from tokmix.pages.serve.door import AGAIN, REFUSALS, Door, failure, failure_of
 from tokmix.pages.serve.service import Bounds, Service
 from tokmix.pages.serve.writer import Row
 from tokmix.runtime.model import TextModel

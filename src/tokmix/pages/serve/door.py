@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tokmix.pages.requests import Refusal, check_host, read_body
 from tokmix.pages.serve.batcher import Closed, Full
 from tokmix.pages.serve.metrics import Metrics
 
@@ -42,13 +43,6 @@ noted: ContextVar[Noted] = ContextVar("noted")
 def failure(status: int, why: str, headers: dict[str, str] | None = None) -> JSONResponse:
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     return JSONResponse({"error": {"message": why, "type": kind, "code": status}}, status, headers)
-
-
-@dataclass
-class Refusal(Exception):
-    status: int
-    why: str
-    headers: dict[str, str] | None = None
 
 
 AGAIN = {"Retry-After": "1"}
@@ -110,9 +104,9 @@ class Door:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         try:
-            self._check_host(headers.get(b"host", ""))
+            check_host(headers.get(b"host", ""), self.hosts)
             self._check_token(scope["path"], headers.get(b"authorization", ""))
-            body = await read_body(headers, receive)
+            body = await read_body(headers, receive, BODY, BODY_SECONDS)
         except Refusal as refused:
             return await failure_of(refused)(scope, receive, send)
         quick = self.quick.get(scope["path"]) if scope["method"] == "POST" else None
@@ -121,12 +115,6 @@ class Door:
             if answer is not None:
                 return await _send(answer, scope, receive, send)
         return await self.app(scope, _again(body, receive), send)
-
-    def _check_host(self, named: str) -> None:
-        """A page elsewhere may own a name that leads here, and its scripts would pass for this machine's."""
-        host = named.rpartition(":")[0] if named.rpartition(":")[2].isdigit() else named
-        if self.hosts is not None and host.lower() not in self.hosts:
-            raise Refusal(421, f"this server is called {', '.join(self.hosts)}, not {host[:80]!r}")
 
     def _check_token(self, path: str, given: str) -> None:
         if self.token is None or path in OPEN_PATHS:
@@ -158,28 +146,6 @@ async def _send(answer: Awaitable[bytes], scope: Scope, receive: Receive, send: 
     head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": head})
     await send({"type": "http.response.body", "body": body})
-
-
-async def read_body(headers: dict[bytes, str], receive: Receive) -> bytes:
-    """The whole body, within its bounds of bytes and seconds."""
-    said = headers.get(b"content-length", "0")
-    if said.isdigit() and int(said) > BODY:
-        raise Refusal(413, f"the body has {int(said):,} bytes; at most {BODY:,} are taken", {"Connection": "close"})
-    parts, size, more = [], 0, True
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Refusal(400, "the body ended early")
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if size > BODY:
-                    raise Refusal(413, f"the body is over {BODY:,} bytes", {"Connection": "close"})
-                more = message.get("more_body", False)
-    except TimeoutError:
-        raise Refusal(408, f"the body did not arrive within {BODY_SECONDS:g} s", {"Connection": "close"}) from None
-    return b"".join(parts)
 
 
 def _again(body: bytes, receive: Receive) -> Callable[[], asyncio.Future[Message]]:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from tokmix.pages.requests import Refusal
 from tokmix.pages.serve import schemas
 from tokmix.pages.serve.batcher import Batcher
-from tokmix.pages.serve.door import AGAIN, Refusal, noted
+from tokmix.pages.serve.door import AGAIN, noted
 from tokmix.pages.serve.metrics import Metrics
 from tokmix.pages.serve.writer import Row, Writer
 from tokmix.runtime.model import Outputs, TextModel
