@@ -19,7 +19,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Curve:
-    """Of the best of n trials, index 0 = one trial: its mean and its standard deviation."""
+    """Mean and standard deviation of the best of n trials; index 0 is n = 1."""
 
     mean: list[float]
     deviation: list[float]
@@ -43,7 +43,7 @@ def _curve(scores: Sequence[float], higher: bool, chances: Callable[[int], Itera
     for weights in chances(len(ordered)):
         mean = math.fsum(weight * score for weight, score in zip(weights, ordered, strict=True))
         spread = math.fsum(weight * (score - mean) ** 2 for weight, score in zip(weights, ordered, strict=True))
-        means.append(min(max(mean, min(ordered)), max(ordered)))  # a rounding must not leave the scores' range
+        means.append(min(max(mean, min(ordered)), max(ordered)))  # rounding must not leave the range of the scores
         deviations.append(math.sqrt(spread))
     return Curve(means, deviations)
 

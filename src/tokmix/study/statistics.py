@@ -1,4 +1,4 @@
-"""Whether one system is better than another: tests on paired scores, and Holm's correction where there are many of them.
+"""Tests on paired scores of two systems, and Holm's correction for many tests.
 
 paired_t       over seeds: do the differences between two systems, seed by seed, have mean zero?
 Bootstrap      over examples, the seeds as they are: would another test set of this size have said the same?
@@ -19,8 +19,8 @@ CHUNK = 2**22  # examples drawn at a time: bounds memory
 
 
 def paired_t(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Two-sided p-value of Student's t-test on a - b; 1 where a and b are equal. None for fewer than two pairs, and where all
-    differences are the same: on small test sets that happens by chance, and the formula would call it infinitely sure."""
+    """Two-sided p-value of Student's t-test on a - b; 1 where a and b are equal. None for fewer than two pairs, and if all
+    differences are equal: that happens by chance on small test sets, and the formula would give p = 0."""
     if len(a) != len(b):
         raise ValueError(f"{len(a)} scores cannot be paired with {len(b)}")
     n = len(a)
@@ -29,7 +29,7 @@ def paired_t(a: Sequence[float], b: Sequence[float]) -> float | None:
     differences = [x - y for x, y in zip(a, b, strict=True)]
     mean = math.fsum(differences) / n
     variance = math.fsum((d - mean) ** 2 for d in differences) / (n - 1)
-    if math.sqrt(variance) <= 1e-12 * max(map(abs, [*a, *b])):  # but for rounding
+    if math.sqrt(variance) <= 1e-12 * max(map(abs, [*a, *b])):  # up to rounding
         return 1.0 if not any(differences) else None
     return student_tail(mean * math.sqrt(n / variance), n - 1)
 
@@ -42,7 +42,7 @@ def student_tail(t: float, freedom: int) -> float:
 
 
 def interval(differences: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
-    """Student's confidence interval of the mean. None for fewer than two values, and where all of them are the same."""
+    """Student's confidence interval of the mean. None for fewer than two values, and if all are equal."""
     from scipy.stats import t as student
 
     n = len(differences)
@@ -55,7 +55,7 @@ def interval(differences: Sequence[float], level: float = 0.95) -> tuple[float, 
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
-    """Holm (1979): the i-th smallest of m counts m - i + 1 times, and never less than a smaller one. None stays out of it."""
+    """Holm (1979): the i-th smallest of m p-values is multiplied by m - i + 1, and is never below a smaller one. None is ignored."""
     known = sorted((value, place) for place, value in enumerate(values) if value is not None)
     corrected: list[float | None] = [None] * len(values)
     largest = 0.0
@@ -66,7 +66,7 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
 
 
 class Bootstrap:
-    """Figures of several systems on test sets drawn anew from the one there is, with replacement.
+    """Figures of several systems on test sets that are resampled with replacement.
 
     sums    [systems, seeds, examples, k]: what each example adds to k sums, such as (right or not, 1)
     figure  those sums -> the figure, such as right / number. It need not be a mean of examples: a correlation is one too.
@@ -82,7 +82,7 @@ class Bootstrap:
         self.seed, self.draws = seed, draws
         self.observed = figure(sums.sum(2))  # [systems, seeds]
         columns = np.ascontiguousarray(np.moveaxis(sums, 2, 0)).reshape(examples, -1)
-        with np.errstate(invalid="ignore"):  # a run that failed has NaN for its sums, and is never asked for
+        with np.errstate(invalid="ignore"):  # a failed run has NaN sums, and is never used
             drawn = [figure((counts @ columns).reshape(-1, systems, seeds, k)) for counts in self._counts(examples)]
         self.drawn = np.concatenate(drawn)  # [draws, systems, seeds]
 
@@ -104,10 +104,10 @@ class Bootstrap:
         return p_value(float(observed), drawn)
 
     def over_both(self, a: int, b: int, seeds: Sequence[int]) -> float | None:
-        """The same where each draw also takes as many of these seeds, with replacement, the same for both. None for one seed.
+        """The same, but each draw also resamples the seeds, the same for both systems. None for one seed.
 
-        S seeds drawn from S spread by sqrt((S - 1) / S) too little, which matters where S is 2 or 5: what the choice of seeds
-        moves is moved by as much more."""
+        Resampling S seeds gives a spread that is too small by sqrt((S - 1) / S), which matters for small S: the part of the difference
+        that comes from the seeds is scaled up by the inverse."""
         chosen = np.array(seeds)
         if len(chosen) < 2:
             return None
@@ -125,5 +125,5 @@ def p_value(observed: float, drawn: np.ndarray) -> float | None:
     a figure is no number."""
     if not math.isfinite(observed) or not np.isfinite(drawn).all():
         return None
-    far = np.abs(drawn - observed) >= abs(observed) * (1 - 1e-12)  # equal counts as far, whatever the last bit says
+    far = np.abs(drawn - observed) >= abs(observed) * (1 - 1e-12)  # equal up to rounding counts as equally far
     return float((far.sum() + 1) / (len(drawn) + 1))

@@ -1,4 +1,4 @@
-"""Mixers and stacks as tables for people."""
+"""Mixers and stacks as text tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokmix.core.model import Model, ModelConfig
 
 
 def table(rows: list[list[str]]) -> str:
-    """Columns as wide as their widest cell; the first row is the header. Cells that start with a digit stand right."""
+    """Columns as wide as their widest cell; the first row is the header. Cells that start with a digit are aligned right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
 
     def cell(text: str, width: int) -> str:
@@ -24,7 +24,7 @@ def table(rows: list[list[str]]) -> str:
 
 
 def reads_as_stack(text: str) -> bool:
-    """Of mixers that are known: any one word could be the name of a mixer."""
+    """Whether it is a stack of known mixers; any single word could be a mixer's name."""
     try:
         return all(spec.name in mixers() for spec in stacks.parse(text))
     except ValueError:
@@ -47,8 +47,8 @@ def show_stack(stack: str, dim: int, length: int, vocab: int, feed_forward: int 
 
 
 def show_folder(folder: str | Path, length: int | None = None) -> str:
-    """Of a model folder, at its own length unless another is asked for."""
-    from tokmix.training import model_folder  # needs more than torch, which a list of mixers does not
+    """Layers of a model folder, at its own length unless another is given."""
+    from tokmix.training import model_folder  # imported here: it needs more than torch
 
     path = model_folder.find(folder)
     config = model_folder.read_config(path)

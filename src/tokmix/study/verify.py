@@ -21,7 +21,7 @@ from tokmix.training.warmup import FOLDER as WARM_UP
 from tokmix.training.warmup import WEIGHTS
 
 WHOLE, NO_CHECKSUM, DAMAGED = "whole", "no checksum", "damaged"
-STUDIES = {"study.json": "trials", "asked.json": "runs"}  # what tune and compare write first, and where their runs are
+STUDIES = {"study.json": "trials", "asked.json": "runs"}  # the first file that tune and compare write, and the folder of their runs
 RECORDS = ("study.json", "asked.json", "tune.json", "compare.json", "result.json")
 
 
@@ -36,7 +36,7 @@ class Finding:
 
 
 def verify(folder: str | Path) -> list[Finding]:
-    """ValueError where the folder is none of ours. What is damaged is in the findings, and stops nothing."""
+    """ValueError if the folder is not tokmix's. Damage is reported in the findings and does not stop the check."""
     path = Path(folder)
     if not path.is_dir():
         raise ValueError(f"no folder {str(path)!r}")

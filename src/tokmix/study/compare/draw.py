@@ -1,4 +1,4 @@
-"""The pictures of a comparison: score against the share of train, and against what it cost, with the front."""
+"""The plots of a comparison: score against the share of train, and score against cost with the Pareto front."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _style(found: Comparison, name: str) -> Style:
 
 
 def _curves(found: Comparison, path: Path) -> Path:
-    """Bars are one deviation over seeds each way."""
+    """Error bars are one standard deviation over seeds."""
     page = figure(7, 4.5)
     axes = page.add_subplot()
     for entry in found["entries"]:
@@ -59,7 +59,7 @@ def _curves(found: Comparison, path: Path) -> Path:
 
 
 def _costs(found: Comparison, path: Path) -> Path:
-    """One panel for each cost that was measured. The line is the front: what lies on it is not beaten at its cost."""
+    """One panel for each measured cost. The line is the Pareto front."""
     parts = [part for part in AXES if any(row["cost"][part] and row["mean"] is not None for row in found["table"])] or ["seconds"]
     page = figure(1 + 5 * len(parts), 4.5)
     for place, part in enumerate(parts):

@@ -33,7 +33,7 @@ def figure(sums: np.ndarray) -> np.ndarray:
         return sums[..., 0] / sums[..., 1]
     n, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
     spread_x, spread_y = n * xx - x * x, n * yy - y * y
-    # Drawn all alike: nothing varies, but for rounding.
+    # All drawn examples are the same, so any variance is rounding.
     constant = (spread_x <= 1e-12 * n * xx) | (spread_y <= 1e-12 * n * yy)
     return np.where(constant, 0.0, (n * xy - x * y) / np.sqrt(np.where(constant, 1.0, spread_x * spread_y)))
 
@@ -44,7 +44,7 @@ def of_classes(predicted: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def of_scores(predicted: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """[n, 6]; a correlation does not see the means, and without them no digits are lost."""
+    """[n, 6]; centred first: a correlation ignores the means, and subtracting them saves digits."""
     x, y = (side.astype(np.float64) - side.astype(np.float64).mean() for side in (predicted, wanted))
     return np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], 1)
 
@@ -64,7 +64,7 @@ def measure(work: TrainingTask, model: Model, split: str, world: World) -> np.nd
     if work.task == "lm" and (size := work.files.card.split(split).bytes):
         return found * np.array([1 / math.log(2), size / found[:, 1].sum()])  # bits, and bytes shared out by tokens
     if work.task in ("lm", "mlm"):
-        return found  # the same windows come in the same order whatever the stack
+        return found  # every stack reads the same windows in the same order
     found = found[np.argsort(np.array(rows), kind="stable")]
     return of_classes(found[:, 0], found[:, 1]) if work.task == "classify" else of_scores(found[:, 0], found[:, 1])
 

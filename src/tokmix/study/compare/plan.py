@@ -1,4 +1,4 @@
-"""What is to be run: the stacks with equal parameters, and a run for each of them, every fraction and every seed."""
+"""The plan: stacks with equal parameters, and one run for each stack, fraction and seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokmix.training.task import TrainingTask
 from tokmix.training.train import FREE
 
 BAG = "bag of words"
-ALIKE = 0.01  # parameters that differ by more than this are said to
+ALIKE = 0.01  # a larger relative difference in parameters is reported
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Entry:
 class Run:
     entry: str
     fraction: float
-    seed: int | None  # None: the bag of words, which knows no chance
+    seed: int | None  # None: the bag of words, which draws no random numbers
     key: str  # its folder
     settings: Settings
 
@@ -68,7 +68,7 @@ def fractions_of(given: Sequence[float]) -> list[float]:
 
 
 def entries(files: TokenFiles, names: Sequence[str], base: Settings, match: str | None) -> tuple[list[Entry], list[str]]:
-    """The stacks, those that differ in size widened to the same number of parameters; and what has to be said about it.
+    """The stacks, widened to the same number of parameters, and notes about it for the user.
     match: largest, first, or None for every stack as it is."""
     works = []
     for name in names:
@@ -102,13 +102,13 @@ def _resized(work: TrainingTask, goal: int, count: int, notes: list[str]) -> tup
 
 
 def runs(made: Sequence[Entry], seeds: Sequence[int], fractions: Sequence[float], bag: bool) -> list[Run]:
-    """Longest first, so that none of them is left to run alone at the end."""
+    """Longest first, so that no long run is left alone at the end."""
     found = []
     for fraction in sorted(fractions, reverse=True):
         for entry in made:
             for seed in seeds:
                 train = replace(entry.settings.train, seed=seed, fraction=fraction, baseline=False, refit=False, fit_time=False)
-                settings = Settings(entry.settings.model, train, {})  # the data is prepared by then
+                settings = Settings(entry.settings.model, train, {})  # the data will be prepared by then
                 found.append(Run(entry.name, fraction, seed, _key(entry.name, fraction, seed, settings), settings))
         if bag:
             settings = Settings(made[0].settings.model, replace(made[0].settings.train, fraction=fraction), {})

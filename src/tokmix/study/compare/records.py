@@ -1,4 +1,4 @@
-"""What compare.json holds, as types."""
+"""The types of compare.json."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, NotRequired, TypedDict
 
 from tokmix.runs.files import JsonObject
 
-CostPart = Literal["flops", "seconds", "energy_joules"]  # what the front is drawn against
+CostPart = Literal["flops", "seconds", "energy_joules"]  # costs that the front is computed for
 PValue = Literal["t_p", "bootstrap_p", "bootstrap_both_p"]
 Corrected = Literal["t_p_holm", "bootstrap_p_holm", "bootstrap_both_p_holm"]
 FRONTS: tuple[CostPart, ...] = ("flops", "seconds", "energy_joules")
@@ -15,7 +15,7 @@ P_VALUES: tuple[tuple[PValue, Corrected], ...] = (
     ("bootstrap_p", "bootstrap_p_holm"),
     ("bootstrap_both_p", "bootstrap_both_p_holm"),
 )
-RunCost = JsonObject  # as the record of a run holds it, of any version and task
+RunCost = JsonObject  # as in the record of a run of any version and task
 
 
 class Entry(TypedDict):
@@ -35,7 +35,7 @@ class Provenance(TypedDict):
 
 
 class Facts(Provenance):
-    """What was compared, and by which figure."""
+    """The data, task and metric of a comparison."""
 
     data: str
     task: str
@@ -100,7 +100,7 @@ class Test(TypedDict):
 
 
 class Point(TypedDict):
-    """A row that no other row beats at no higher cost; it also holds that cost."""
+    """A row on the Pareto front, with its cost."""
 
     entry: str
     fraction: float

@@ -1,4 +1,4 @@
-"""result.json of one run of `compare`: read and checked here alone."""
+"""result.json of one run of `compare`. Only this module reads it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run came to; of a failed one only state and error."""
+    """The result of a run. A failed run has only state and error."""
 
     state: Literal["finished", "failed"]
     score: float | None = None
@@ -38,7 +38,7 @@ class RunResult:
             "version": VERSION,
             "state": "finished",
             **(read := read_json(path)),
-        }  # the first ones did not say, and had no checksum
+        }  # files of the first version had neither version nor checksum
         check_format(known, path, FORMAT, (VERSION,), "a run of compare")
         known.pop("checksum", None)
         found = from_json(cls, known, path)

@@ -1,4 +1,4 @@
-"""`tokmix compare` on data: prepares it once, has everything run, writes what came out.
+"""`tokmix compare` on data: prepare it once, train every run, write the results.
 
 data/          token files, where the data was not prepared already
 runs/<key>/    a run folder of `tokmix train` each, with examples.npz and result.json
@@ -61,7 +61,7 @@ def compare(
     say: Say = print,
 ) -> dict[str, object]:
     """side_by_side: the seeds of a stack in one process (auto: on a GPU).
-    -> what is in compare.json. ValueError for what does not work; a run that fails is reported in it and stops nothing."""
+    -> the content of compare.json. ValueError for wrong input. A failed run is reported there and stops nothing else."""
     check_alone(SIDE_BY_SIDE)
     at_least("seeds", seeds, 1)
     at_least("jobs", 1 if jobs is None else jobs, 1)
@@ -69,7 +69,7 @@ def compare(
     if on is not None and jobs is not None:
         raise ValueError(f"--jobs {jobs} is for this machine, and --on {on} names a cluster: leave one of them out")
     names, shares, numbers = plan.names_of(stacks), plan.fractions_of(fractions), [settings.train.seed + i for i in range(seeds)]
-    if settings.train.fraction != 1:  # a config's: the command line's is refused before
+    if settings.train.fraction != 1:  # from the config file; the command line refuses it earlier
         raise ValueError(f"train.fraction={settings.train.fraction} is what is compared: give fractions (--fractions)")
     if settings.model.stack is not None:
         say(f"model.stack={settings.model.stack!r} of the settings is not used: the stacks are those named")
@@ -107,7 +107,7 @@ def compare(
 
 
 def open_data(data: Path, folder: Path, settings: Settings) -> TokenFiles:
-    """Prepared once, for all runs. A folder that was begun on other data is left alone."""
+    """Prepare the data once for all runs. Refuse a folder that was begun with other data."""
     check_not_late(data, settings.prepare, "prepare.")
     asked = json.loads(json.dumps({"source": source_of(data), "prepare": {} if is_prepared(data) else prepare_settings(settings)}))
     path = folder / ASKED
@@ -118,7 +118,7 @@ def open_data(data: Path, folder: Path, settings: Settings) -> TokenFiles:
     elif folder.exists() and any(not one.name.startswith(f".{ASKED}") for one in folder.iterdir()):
         raise ValueError(f"{folder} exists and is not a comparison: nothing is overwritten; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(path, asked)  # first: a comparison that is killed while it prepares goes on
+    write_json(path, asked)  # written first, so that a comparison killed during preparation can continue
     return TokenFiles(prepared_in(data, folder, settings))
 
 
@@ -149,7 +149,7 @@ class _Runs:
             by_key = {run.key: run for run in todo}
 
             def report(task: pool.Task, answer: pool.Answer) -> None:
-                for one in task["runs"]:  # where the process died there are no answers, but what became of it
+                for one in task["runs"]:  # a worker that died gave no results, but the pool knows how it ended
                     self._tell(by_key[one["key"]], answer.get("answers", {}).get(one["key"], answer), known, len(runs))
 
             try:
@@ -174,7 +174,7 @@ class _Runs:
         return pool.Pool(devices, threads, log, worker.__name__, self.say), len(devices) > len(set(devices))
 
     def _groups(self, todo: Sequence[plan.Run]) -> list[list[plan.Run]]:
-        """Runs that a process trains side by side: seeds of one stack on the same rows."""
+        """Groups of runs that one process trains in turns: seeds of one stack on the same rows."""
         found: dict[Hashable, list[plan.Run]] = {}
         for run in todo:
             found.setdefault(run.key if run.seed is None else (run.entry, run.fraction), []).append(run)
@@ -189,7 +189,7 @@ class _Runs:
         return self.folder / "runs" / run.key
 
     def _known(self, run: plan.Run) -> pool.Answer | None:
-        """What came out of it before: finished, or diverged, which it would again. Another failure is worth another try."""
+        """The result on disk of a run that finished or diverged (it would diverge again). Other failures are tried again."""
         path = self._path(run)
         if (path / result.NAME).is_file() and (path / outcomes.FILE).is_file():
             return asdict(result.RunResult.read(path / result.NAME))
@@ -222,7 +222,7 @@ def finish(
     facts: Facts,
     say: Say,
 ) -> Comparison:
-    """Tests, files, pictures, table."""
+    """Run the tests, write the files and plots, print the table."""
     bag = [one.cost["parameters"] for one in results if one.entry == plan.BAG and one.cost and one.fraction == fractions[-1]]
     entries = [*entries, {"name": plan.BAG, "kind": plan.BAG, "parameters": bag[0] if bag else None}]
     found = summary.summarise(entries, results, seeds, fractions, facts)

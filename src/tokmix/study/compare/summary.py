@@ -1,4 +1,4 @@
-"""Runs -> compare.json: means and spreads, tests between all pairs, what each cost, and who is on the front of score against cost."""
+"""Runs -> compare.json: means and deviations, tests between all pairs, costs, and the Pareto front of score against cost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Result:
 def summarise(
     entries: Sequence[Entry], results: Sequence[Result], seeds: Sequence[int], fractions: Sequence[float], facts: Facts
 ) -> Comparison:
-    """facts: data, task, metric, higher_is_better, command, ... as they go into the file."""
+    """facts: data, task, metric, higher_is_better, command, ..., copied into the file."""
     names = [str(entry["name"]) for entry in entries]
     by_place = {
         (one.entry, one.fraction): [other for other in results if (other.entry, other.fraction) == (one.entry, one.fraction)]
@@ -71,7 +71,7 @@ def _row(name: str, fraction: float, results: Sequence[Result]) -> Row:
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """Of a sample; None for fewer than two."""
+    """Sample standard deviation; None for fewer than two values."""
     if len(values) < 2:
         return None
     mean = math.fsum(values) / len(values)
@@ -79,7 +79,7 @@ def deviation(values: Sequence[float]) -> float | None:
 
 
 def _mean(costs: Sequence[RunCost], part: str) -> float | None:
-    """Where every run knows it."""
+    """The mean over runs; None if any run lacks the value."""
     values = [_whole(cost) if part == "flops" else cost.get(part) for cost in costs]
     known = [float(value) for value in values if value is not None]
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None
@@ -90,7 +90,7 @@ def _whole(cost: RunCost) -> float | None:
 
 
 def _tests(names: Sequence[str], fraction: float, results: Sequence[Result], seeds: Sequence[int]) -> list[Test]:
-    """Every pair, over the seeds that both finished. What has no seed (the bag of words) has the same score for each."""
+    """Test every pair over the seeds that both finished. The bag of words has no seed: it gets the same score for each."""
     here: dict[tuple[str, int], Result] = {}
     for one in results:
         if one.fraction == fraction and one.score is not None:
@@ -125,7 +125,7 @@ def _resamples(names: Sequence[str], here: Mapping[tuple[str, int], Result], see
 
 
 def front(table: Sequence[Row], part: CostPart, higher: bool) -> list[Point]:
-    """The rows that no other row beats at no higher cost, from cheap to dear."""
+    """The Pareto front: rows that no row of equal or lower cost beats, from low to high cost."""
     points = [(cost, mean, row) for row in table if (mean := row["mean"]) is not None and (cost := row["cost"][part]) is not None]
     sign = 1 if higher else -1
     best = -math.inf

@@ -1,5 +1,5 @@
-"""A process that does the runs it is told: `python -m tokmix.study.compare.worker`, fed by a pool. When it is told to end in the middle
-of a run, the run saves a checkpoint first.
+"""A worker of `compare`: `python -m tokmix.study.compare.worker`, which gets its runs from a pool. If it is stopped in the middle of a
+run, the run saves a checkpoint first.
 
 One run folder has one owner at a time; a second one waits for the first, and then finds the run finished.
 """
@@ -25,15 +25,14 @@ if TYPE_CHECKING:
 
 
 def do(task: Task) -> Answer:
-    """The runs of a task, side by side -> their results by key, or why there is none. A run that diverged would do so again: that is its
-    result."""
+    """Train the runs of a task side by side -> their results by key, or the error. Divergence is a result: the run would diverge again."""
     from tokmix.runs.locks import holding
     from tokmix.study.compare.result import NAME, RunResult
 
     runs = [one | {"device": task["device"]} for one in task["runs"]]
     with ExitStack() as locks:
         answers: dict[str, Answer] = {}
-        for one in runs:  # a second worker waits, and then finds the run finished
+        for one in runs:  # a second worker waits, then finds the run finished
             folder = Path(one["out"])
             locks.enter_context(holding(folder.with_name(f".{folder.name}.lock")))
             if (folder / NAME).is_file():
@@ -60,7 +59,7 @@ def _settle(run: Task, found: Answer | Exception) -> Answer:
 
 
 def _results(runs: list[Task]) -> Iterator[tuple[Task, Answer | Exception]]:
-    """Each run with its result, or with the error that ended it."""
+    """Yield each run with its result, or the error that ended it."""
     from tokmix.training.settings import Settings
     from tokmix.training.side_by_side import train_all
     from tokmix.training.train import session
@@ -89,7 +88,7 @@ def failure_file(folder: Path) -> Path:
 
 
 def _score(task: Task, record: JsonObject) -> Answer:
-    """Of a run that has ended: what it did on each example, in a file, and its result."""
+    """Score a finished run: write its outcome on each example to a file, and return its result."""
     from tokmix.data.tokens import TokenFiles
     from tokmix.study.compare import outcomes
     from tokmix.training import model_folder
@@ -102,7 +101,7 @@ def _score(task: Task, record: JsonObject) -> Answer:
         trained = model_folder.load(folder / "model", world.device)
         sums = outcomes.measure(TrainingTask(TokenFiles(task["data"]), settings), trained.model, record["split"], world)
     outcomes.save(folder, sums)
-    for part in ("checkpoints", "warmup"):  # the model is saved: nothing is left to resume
+    for part in ("checkpoints", "warmup"):  # the model is saved, so checkpoints are no longer needed
         shutil.rmtree(folder / part, ignore_errors=True)
     metric, sign = main_figure(record["task"], record["figures"])
     cost = _shared(record["cost"]) if task["shared"] else record["cost"]
@@ -110,7 +109,7 @@ def _score(task: Task, record: JsonObject) -> Answer:
 
 
 def _fit_bag(task: Task, folder: Path) -> Answer:
-    """Fitted on the very rows that the stacks are trained on."""
+    """Fit the bag of words on exactly the rows that the stacks are trained on."""
     import torch
 
     from tokmix.data.tokens import TokenFiles
@@ -122,7 +121,7 @@ def _fit_bag(task: Task, folder: Path) -> Answer:
 
     files = TokenFiles(task["data"])
     work, split, meter = TrainingTask(files, Settings.of(None, task["settings"])), task["split"], Meter(torch.device("cpu"))
-    import_module("sklearn.feature_extraction.text")  # not part of what the fit takes
+    import_module("sklearn.feature_extraction.text")  # not counted as time of the fit
     import_module("sklearn.linear_model")
     meter.start()
     predicted, features = baseline.predictions(files, split, work.kept)
@@ -147,7 +146,7 @@ def _fit_bag(task: Task, folder: Path) -> Answer:
 
 
 def _shared(cost: RunCost) -> RunCost:
-    """A counter that several runs drew on at a time tells nothing about one of them."""
+    """Drop the energy if several runs shared one counter: it cannot be divided among them."""
     return cost | {"energy_joules": None, "energy_source": "not measured", "energy_note": "several runs side by side on one counter"}
 
 

@@ -1,6 +1,6 @@
 """Compares the formulas with torch's operation counter, on meta tensors, which take no memory at any length.
 
-It is quick except for the causal scan of `hypermixing`, whose chunks of 16 tokens are counted one by one."""
+It is fast except for the causal scan of `hypermixing`: its chunks of 16 tokens are counted one by one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SILENT = 2.0  # seconds until progress is printed
 
 @dataclass(frozen=True)
 class Check:
-    """Matrix products of one example of that length: by formula and by counter."""
+    """FLOPs of matrix products of one example of this length, by formula and by counter."""
 
     length: int
     forward: int

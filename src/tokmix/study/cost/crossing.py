@@ -1,4 +1,4 @@
-"""Where one cost falls below another: every length is looked at, so steps and several crossings are found too."""
+"""Where one cost falls below another. Every length is checked, so steps and several crossings are found too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Formula = Callable[[int], int]
 
 @dataclass(frozen=True)
 class Crossing:
-    """Of lengths 1 to farthest: where a costs less than b, and where b costs less than a, as runs (first, last)."""
+    """For lengths 1 to farthest: intervals (first, last) where a costs less than b, and where b costs less than a."""
 
     a_less: list[tuple[int, int]]
     b_less: list[tuple[int, int]]
@@ -19,7 +19,7 @@ class Crossing:
 
     @property
     def winner(self) -> str | None:
-        """Who costs less in the long run: 'a', 'b', or None where they are equal there."""
+        """Which one costs less at the longest length: 'a', 'b', or None if equal."""
         for name, runs in (("a", self.a_less), ("b", self.b_less)):
             if runs and runs[-1][1] == self.farthest:
                 return name

@@ -1,4 +1,4 @@
-"""Cost(R) = E · D · H of results that are on disk: a run or model folder, a tune folder, a compare folder.
+"""Cost(R) = E · D · H of results on disk: a run or model folder, a tune folder, a compare folder.
 
 Of several runs H counts them, D is the mean number of examples read, E the mean over all examples; E · D · H is their sum.
 """
@@ -19,9 +19,9 @@ NEEDED = ("flops_training", "examples", "seconds")
 
 @dataclass(frozen=True)
 class RunCost:
-    """The cost of one run, as its record holds it."""
+    """The cost of one run, from its record."""
 
-    flops_training: float  # matrix products, forward and backward, of the mean example read
+    flops_training: float  # FLOPs of matrix products, forward and backward, per example on average
     examples: float
     seconds: float
     peak_memory_bytes: float | None = None
@@ -31,7 +31,7 @@ class RunCost:
 
     @classmethod
     def read(cls, record: object) -> RunCost | None:
-        """From a record of any version; None where what Cost(R) needs is missing."""
+        """Read a record of any version; None if it lacks what Cost(R) needs."""
         if not isinstance(record, dict) or not all(isinstance(record.get(name), (int, float)) for name in NEEDED):
             return None
         values: JsonObject = {field.name: record.get(field.name) for field in fields(cls)}
@@ -51,13 +51,13 @@ class Total:
     seconds: float
     peak_memory_bytes: float | None
     peak_memory_of: str | None
-    energy_joules: float | None  # None where a run has none
+    energy_joules: float | None  # None if a run has none
     energy_source: str
 
 
 @dataclass(frozen=True)
 class Result:
-    """One result and the costs of the runs it took; None for a run that left no record of its cost."""
+    """One result and the costs of its runs; None for a run without a cost record."""
 
     name: str
     costs: Sequence[RunCost | None]
@@ -84,7 +84,7 @@ class Result:
 
 
 def is_result(path: str | Path) -> bool:
-    """Whether this is a folder with a record of what it cost, or of a run that has not ended."""
+    """Whether this folder has a cost record, or holds a run that has not ended."""
     folder = Path(path)
     names = (TUNE, COMPARE, RECORD, f"model/{RECORD}", "run.json", "config.json")
     return is_there(folder) and any((folder / name).is_file() for name in names)
@@ -100,7 +100,7 @@ def results(path: str | Path) -> list[Result]:
         if not trials:
             raise ValueError(f"{folder / TUNE} has no finished trial yet")
         return [Result(f"{folder}: {len(trials)} trials", [RunCost.read(trial.get("cost")) for trial in trials])]
-    from tokmix.training import model_folder  # with packages that a stack's cost does not need
+    from tokmix.training import model_folder  # imports packages that the cost of a stack does not need
 
     place = model_folder.find(folder)
     record = _read(place / RECORD)
@@ -112,14 +112,14 @@ def results(path: str | Path) -> list[Result]:
 
 
 def _compared(folder: Path) -> list[Result]:
-    """One result an entry and fraction: its seeds."""
+    """One result for each entry and fraction, over its seeds."""
     path = folder / COMPARE
     groups: dict[str, list[RunCost | None]] = {}
     for run in _listed(path, _read(path), "runs"):
         name = f"{run.get('entry')} at {100 * float(run.get('fraction', 1)):g} %"
         cost = run.get("cost")
         if run.get("state") == "finished" and isinstance(cost, dict) and cost.get("flops_training") is None:
-            continue  # a bag of words: no FLOPs are counted for it
+            continue  # the bag of words has no FLOPs
         groups.setdefault(name, []).append(RunCost.read(cost))
     if not groups:
         raise ValueError(f"{path} has no run yet")

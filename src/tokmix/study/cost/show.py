@@ -1,4 +1,4 @@
-"""Costs as tables for people, and as a picture."""
+"""Costs as text tables and as a plot."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def result_table(results: Sequence[Total]) -> str:
 
 
 def draw(path: str | Path, curves: dict[str, tuple[Sequence[int], Sequence[int]]], title: str) -> Path:
-    """FLOPs against length, both by powers."""
+    """Plot FLOPs against length, both on log scales."""
     from tokmix.show.plots import COLOURS, GREY, INK, figure
 
     page = figure(7, 4.6)

@@ -1,4 +1,4 @@
-"""FLOPs of a stack by layer and length, from the mixers' own formulas. Nothing is computed: the model has no memory."""
+"""FLOPs of a stack by layer and length, from the mixers' own formulas. The model is on the meta device and computes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokmix.study.cost.crossing import FARTHEST, Crossing, crossing
 
 @dataclass(frozen=True)
 class Shape:
-    """What all stacks of a comparison share."""
+    """The settings that all stacks of a comparison share."""
 
     dim: int = 256
     vocab: int = 30522
@@ -88,7 +88,7 @@ class Priced:
     def curves(self, farthest: int) -> list[tuple[int, int]]:
         """(matrix products, those and the rest) of all layers at lengths 0 to farthest. The output layer is the same for
         every stack of a comparison and left out."""
-        kinds: dict[str, tuple[Layer, int]] = {}  # layers of one kind, options and cost are asked once
+        kinds: dict[str, tuple[Layer, int]] = {}  # computed once for layers of the same kind, options and cost
         for layer, spec, costs in zip(self.model.layers, stacks.parse(self.name), self.layers, strict=True):
             key = f"{stacks.unparse([spec])} {_flops(costs)}"
             kinds[key] = (layer, kinds.get(key, (layer, 0))[1] + 1)
@@ -123,7 +123,7 @@ def _columns(costs: Sequence[Cost]) -> dict[str, list[int]]:
 
 
 def _flops(costs: Sequence[Cost]) -> list[tuple[int, int, int]]:
-    """Without the state, in which layers of equal work may differ."""
+    """FLOPs without the state size, which may differ between layers of equal FLOPs."""
     return [(cost.matmul, cost.pointwise, cost.training) for cost in costs]
 
 
@@ -148,7 +148,7 @@ class Pair:
 
 
 def pairs(priced: Sequence[Priced], farthest: int = FARTHEST) -> list[Pair]:
-    """Every two of the stacks."""
+    """Every pair of stacks."""
     curves = [one.curves(farthest) for one in priced] if len(priced) > 1 else []
     found = []
     for i, j in combinations(range(len(priced)), 2):

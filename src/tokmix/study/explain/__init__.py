@@ -1,1 +1,1 @@
-"""Which tokens a model reads for which output."""
+"""Which input tokens an output depends on."""

@@ -1,4 +1,4 @@
-"""Maps of who reads whom, drawn with the tokens on the axes: as a picture, and as letters in a terminal."""
+"""Maps of which token reads which, with tokens on the axes: as a plot, and as characters in a terminal."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 SHADES = " ·░▒▓█"
 WIDEST = 64  # tokens of a map in a terminal
-LABELS = 80  # tokens up to which each is named on the axes of a picture
-LETTERS = 14  # of a token on an axis
+LABELS = 80  # up to this many tokens, each is named on the axes of a plot
+LETTERS = 14  # characters of a token on an axis
 
 
 def in_terminal(found: Explained) -> str:
-    """Each map in shades, readers down and what they read across; for a long text the strongest pairs alone."""
+    """Print each map in shades: reading tokens as rows, tokens read as columns. For a long text, only the strongest pairs."""
     lines = []
     for one in found.maps:
         lines += [
@@ -61,14 +61,14 @@ def short(token: str) -> str:
 
 
 def brightest(weights: Tensor) -> float:
-    """The value drawn darkest: a few extreme ones, mostly a token reading itself, would leave the rest white."""
+    """The value drawn darkest. Extreme values, mostly of tokens that read themselves, are clipped so that the rest is visible."""
     others = weights[~torch.eye(len(weights), dtype=torch.bool, device=weights.device)]
     top = float(others.float().quantile(0.99)) if others.numel() else 0.0
     return top if top > 0 else max(float(weights.max()), 1e-12)
 
 
 def picture(out: str | Path, found: Explained, heads: bool = False) -> Path:
-    """Every map a panel, the tokens on both axes; with `heads` those of true attention one by one too."""
+    """One panel for each map, tokens on both axes. heads: also one for each head of true attention."""
     from tokmix.show.plots import figure
 
     panels = []
@@ -90,7 +90,7 @@ def picture(out: str | Path, found: Explained, heads: bool = False) -> Path:
 
 
 def _save(page: Figure, path: Path) -> None:
-    """The whole picture or none."""
+    """Write the whole picture or nothing."""
     with replacing(path) as partial:
         page.savefig(partial, format=path.suffix[1:].lower())
 

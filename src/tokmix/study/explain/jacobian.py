@@ -1,5 +1,5 @@
-"""Which tokens a mixer brings together: pseudo-attention for any of them, true attention where there is one; of a mixer
-alone, or of a model layer by layer and as a whole.
+"""Which tokens a mixer combines: pseudo-attention for any mixer, true attention for attention mixers. For a mixer alone, or for each
+layer of a model and the whole stack.
 
 Pseudo-attention (Mai et al. 2023, section 4.7) of output token i to input token j is the norm of the Jacobian block
 dy_i / dx_j. Instead of one backward pass per number of the output, copies of the sequence stand side by side in a
@@ -39,9 +39,9 @@ def pseudo_attention(
     """x [B, T, D] -> [B, T, T]: the Frobenius norm of d mix(x)[b, i] / d x[b, j], at [b, i, j].
 
     mix       a mixer, or any function of (x, segments) that treats every row of a batch alone and draws no numbers
-    samples   None: exact, D backward rows for each token. A number: an estimate from so many random directions
+    samples   None: exact, D backward rows for each token. A number: an estimate from that many random directions
               for each token, whose square is right on average
-    rows      how many copies of a sequence stand in a batch at once
+    rows      copies of a sequence in one batch
     """
     if x.dim() != 3:
         raise ValueError(f"pseudo_attention was given a tensor of shape {list(x.shape)}; it takes [B, T, D]")
@@ -79,13 +79,13 @@ def _gradients(
 
 @torch.no_grad()
 def _width(mix: Callable[..., Tensor], x: Tensor, segments: Segments | None) -> int:
-    """The channels of the output, which need not be those of the input."""
+    """Number of output channels, which may differ from the input's."""
     first = torch.zeros(1, dtype=torch.long, device=x.device)
     return mix(x[:1], _take(segments, first)).shape[-1]
 
 
 def _take(segments: Segments | None, rows: Tensor) -> Segments | None:
-    """The segments of a batch made of those rows of the old one."""
+    """The segments of a batch that consists of these rows of another batch."""
     if segments is None:
         return None
     if segments.packed:
@@ -95,7 +95,7 @@ def _take(segments: Segments | None, rows: Tensor) -> Segments | None:
 
 @torch.no_grad()
 def attention(mixer: Mixer, x: Tensor, segments: Segments | None = None) -> Tensor:
-    """The weights by which an `attention` or `relu_attention` mixer reads: [B, heads, T, T], reader by read, zero at padding."""
+    """The weights of an `attention` or `relu_attention` mixer: [B, heads, T (reading), T (read)], zero at padding."""
     if mixer.kind not in WEIGHTS:
         known = ", ".join(WEIGHTS)
         raise ValueError(f"mixer {mixer.kind!r} has no attention weights; mixers that have them: {known}; pseudo_attention takes any")
@@ -125,7 +125,7 @@ def _relu(q: Tensor, k: Tensor, allowed: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Map:
-    """Who reads whom in one sequence.
+    """Which token reads which in one sequence.
 
     layer    counted from 1; None: the whole stack, from the embeddings to what the head reads
     mixer    its name, or the stack's
@@ -149,7 +149,7 @@ class Map:
 
 
 def model_maps(model: Model, ids: Tensor, *, layer: int | None = None, samples: int | None = None, seed: int = 0) -> list[Map]:
-    """The maps of one sequence of ids [T]: each mixer on what reaches it, then the whole stack.
+    """The maps of one sequence of ids [T]: each mixer on its own input, then the whole stack.
     layer: that one alone, counted from 1; 0: the whole stack alone. samples and their seed: as in pseudo_attention."""
     if layer is not None and not 0 <= layer <= len(model.layers):
         raise ValueError(f"layer={layer} is not one of this model's layers: 1 to {len(model.layers)}, or 0 for the whole stack")
@@ -175,7 +175,7 @@ def model_maps(model: Model, ids: Tensor, *, layer: int | None = None, samples: 
 
 @torch.no_grad()
 def _inputs(model: Model, ids: Tensor) -> list[Tensor]:
-    """What enters the stack, then what enters each mixer: [1, T, D] each."""
+    """The input of the stack, then the input of each mixer: [1, T, D] each."""
     caught: list[Tensor] = []
     watched = [model.layers[0], *(layer.mixer for layer in model.layers)]
     hooks = [module.register_forward_pre_hook(lambda module, given: caught.append(given[0])) for module in watched]

@@ -1,7 +1,7 @@
-"""`tokmix explain MODEL TEXT`: who reads whom in a trained model, for one text.
+"""`tokmix explain MODEL TEXT`: which token reads which in a trained model, for one text.
 
-A map costs tokens x width backward rows when exact. Up to EXACT numbers that is done; beyond, every token's norms are
-estimated from SAMPLES random directions, and the maps say so.
+An exact map takes tokens x width backward rows. Above EXACT numbers, every token's norms are estimated from SAMPLES random
+directions, and the maps say so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tokmix.training.model_folder import Trained
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TOKENS = 256  # of a text: a larger map is neither affordable nor legible
+TOKENS = 256  # most tokens of a text; a larger map takes too long and cannot be read
 EXACT = 2**17  # tokens^2 x width x layers up to which maps are exact
 SAMPLES = 32
 
@@ -37,7 +37,7 @@ SAMPLES = 32
 class Explained:
     tokens: list[str]  # as shown on the axes
     maps: list[explain.Map]
-    cut: bool = False  # the text went on beyond what the model reads
+    cut: bool = False  # the text was longer than the model reads
     words: Attribution | None = None  # which words made the label or score
 
     def record(self, heads: bool = True) -> dict[str, object]:
@@ -103,7 +103,7 @@ def _refuse_long(tokens: int, limit: int) -> NoReturn:
 
 
 def _whole(trained: Trained, texts: Sequence[str]) -> int:
-    """Tokens of the text before it is cut to what the model reads."""
+    """Number of tokens of the text before it is cut to the model's length."""
     encoder = Encoder(trained.tokenizer)
     if trained.record["stream"]:
         return len(encoder.documents([texts[0]])[0]) + (trained.task == "lm")
@@ -111,7 +111,7 @@ def _whole(trained: Trained, texts: Sequence[str]) -> int:
 
 
 def encode(trained: Trained, texts: Sequence[str], encoder: Encoder | None = None) -> tuple[list[int], bool]:
-    """-> (ids as the model reads them, whether the text was cut). encoder: the model's own, where it is at hand."""
+    """-> (ids as the model reads them, whether the text was cut). encoder: the model's own, if already made."""
     encoder = encoder or trained.encoder()
     wanted = 2 if trained.pair else 1
     if len(texts) != wanted:
@@ -122,7 +122,7 @@ def encode(trained: Trained, texts: Sequence[str], encoder: Encoder | None = Non
         checks.check_text(text)
     if trained.record["stream"]:
         ids = encoder.documents([texts[0]])[0].tolist()
-        # In training a document begins after the end of the one before it.
+        # In training, every document follows an end-of-text token.
         ids = [trained.roles["eot"], *ids] if trained.task == "lm" else ids
         limit = trained.model.limit
         return (ids, False) if limit is None or len(ids) <= limit else (ids[:limit], True)
@@ -161,7 +161,7 @@ def run(
     device: str = "cpu",
     imports: Sequence[str | Path] = (),
 ) -> Explained:
-    """Print which words made the label or score, then the maps; draw those into `out` where that is given."""
+    """Print which words decided the label or score, then the maps. out: a file for a plot of the maps."""
     from tokmix.study.explain import draw as maps
 
     import_files(imports)

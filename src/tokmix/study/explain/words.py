@@ -1,4 +1,4 @@
-"""Which words made this label: each word's effect is what the answer loses when the word is left out.
+"""Which words decided a label: a word's effect is what the answer loses when the word is left out.
 
 Leaving out is exact for whatever answers, the network, the bag of words or both, and costs one prediction a word. The effect is the
 change of the log-odds of the predicted label, or of the score. `check` deletes the strongest words together and compares with as many
@@ -19,7 +19,7 @@ from tokmix.training.model_folder import Trained
 from tokmix.training.predict import Predictor
 
 WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
-MOST = 400  # words of a text that are left out one by one
+MOST = 400  # at most this many words of a text are tried
 DRAWS = 10  # of random words, for the check
 STRONGEST = 5
 CANDIDATES = 60  # words that are tried together with others: those with the largest effects alone
@@ -39,7 +39,7 @@ class Check:
     before: float  # probability of the label, or the score
     without_strongest: float
     without_random: float  # the mean over draws
-    words: list[str]  # the strongest together: each is the one that costs most beside those before it
+    words: list[str]  # the strongest together: each one costs most in addition to those before it
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Attribution:
         return asdict(self)
 
     def lines(self, count: int = 8) -> list[str]:
-        """For people, strongest first."""
+        """Text lines, strongest first."""
         unit = "the score" if self.answer == "score" else f"{self.answer!r}"
         lines = [f"{self.answer} {self.value:.4f}"]
         for what, some in (("for", self.strongest(count)), ("against", self.strongest(count, -1))):
@@ -75,7 +75,7 @@ class Attribution:
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of a text: a word with its effect, or what stands between two words."""
+    """A piece of a text: a word with its effect, or the characters between two words."""
 
     text: str
     effect: float | None = None
@@ -83,7 +83,7 @@ class Piece:
 
 
 def pieces(texts: Sequence[str], found: Attribution) -> list[list[Piece]]:
-    """Each text in stretches, which joined are the text again."""
+    """Each text in pieces; joined they give the text."""
     most = max((abs(word.effect) for word in found.words), default=0.0) or 1.0
     whole = []
     for place, text in enumerate(texts):
@@ -97,7 +97,7 @@ def pieces(texts: Sequence[str], found: Attribution) -> list[list[Piece]]:
 
 
 def attribute(trained: Trained, texts: Sequence[str], seed: int = 0, predictor: Predictor | None = None) -> Attribution:
-    """Of one text, or of the two of a pair."""
+    """Attribution for one text, or for the two texts of a pair."""
     if trained.task not in LABELLED:
         raise ValueError(f"words are shown for classes and scores, and {trained.folder} is a model for {trained.task}")
     predictor = predictor or Predictor(trained)
@@ -131,7 +131,7 @@ def _odds(chance: float) -> float:
 
 
 def _without(texts: Sequence[str], gone: Sequence[tuple[int, re.Match[str]]]) -> tuple[str, ...]:
-    """The texts without these words; a text that would be empty keeps a dot, since an empty one is no text."""
+    """The texts without these words. A text that would be empty becomes a dot, because models take no empty text."""
     left = list(texts)
     for place, found in sorted(gone, key=lambda one: -one[1].start()):
         left[place] = left[place][: found.start()] + left[place][found.end() :]
@@ -163,8 +163,8 @@ def _strongest_together(
     label: str | None,
     count: int,
 ) -> list[int]:
-    """One after another, each the word that costs most beside those already gone: two words that say the same stand in for each other,
-    so that each alone costs nothing."""
+    """Pick words one by one, each the one that costs most in addition to those already removed. Of two words
+    with the same meaning, removing only one costs nothing."""
     order = sorted(range(len(tried)), key=lambda i: -words[i].effect)
     gone, left = order[:1], order[1:CANDIDATES]
     while len(gone) < count and left:

@@ -1,4 +1,4 @@
-"""Random search over the settings of `train`: trials on one machine or many, the same ones whoever runs them.
+"""Random search over the settings of `train`: trials on one machine or many; which worker runs a trial does not change it.
 
 space.py     what is searched; the parameters of a trial are a function of (seed, trial, setting)
 chance.py    the figure that trials are compared by, and what a diverged trial scores

@@ -1,4 +1,4 @@
-"""The figure that trials are compared by, and chance: what a diverged trial scores.
+"""The figure that trials are compared by, and the chance level, which is the score of a diverged trial.
 
 accuracy         the rate of the most frequent class of the split
 pearson          0
@@ -18,7 +18,7 @@ from tokmix.training.task import TrainingTask, main_figure
 
 @dataclass(frozen=True)
 class Figure:
-    """`split`: valid, or the part of train that is held out. Never test: the best of many trials is no longer a fair figure of it."""
+    """`split`: valid, or the part of train that is held out. Never test: choosing the best of many trials on it would be unfair."""
 
     name: str
     higher: bool
@@ -26,7 +26,7 @@ class Figure:
     split: str
 
     def of(self, record: JsonObject) -> float:
-        """From the record of a run."""
+        """The figure from the record of a run."""
         if self.split == "valid":
             return float(record["figures"][self.name])
         return float(record["selection"]["score"]) * (1 if self.higher else -1)

@@ -1,4 +1,4 @@
-"""This process claims the trials of a search and keeps their scores; the workers of a pool train them."""
+"""This process claims trials and stores their scores; the workers of a pool train them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokmix.runs.pool import Answer, AnyPool, Task
 from tokmix.study.tune.trials import Claim, T, Trials, patiently
 from tokmix.study.tune.worker import Study
 
-LOOK = 1.0  # seconds between looks for a trial that another command gave back or lost
+LOOK = 1.0  # seconds between checks for trials that another command gave back or lost
 
 
 class Dispatch:
@@ -19,13 +19,13 @@ class Dispatch:
         """at_once: trials that a worker trains side by side; most: trials that are claimed at a time."""
         self.trials, self.study, self.at_once, self.most = trials, study, at_once, most
         self.claims: dict[int, Claim] = {}  # by index
-        self.lost: set[int] = set()  # claimed, and given up: no other worker of ours should run into the same
+        self.lost: set[int] = set()  # claimed and given up, so that no other worker of ours meets the same problem
         self.problem: str | None = None
         self.error: str | None = None
 
     def run(self, pool: Callable[[], AnyPool]) -> None:
-        """Until every trial is finished. ValueError where one cannot be, naming it: after an error those that were begun are finished,
-        after the loss of a trial's workers all others."""
+        """Run until every trial is finished. ValueError names a trial that cannot be finished: after an error, the trials that were begun
+        are finished first; after the loss of a trial's workers, all others are."""
         try:
             with self._signs_of_life():
                 while self._open():
@@ -42,11 +42,11 @@ class Dispatch:
             raise ValueError(problem)
 
     def _open(self) -> bool:
-        """Whether this command has something left to train or to wait for."""
+        """Whether this command still has a trial to train or to wait for."""
         return self.error is None and len(self._store(self.trials.finished)) + len(self.lost) < self.trials.count
 
     def _check_others(self) -> None:
-        """Other commands may be at the trials that are left."""
+        """Check whether other commands are running the remaining trials."""
         stuck = self.trials.left_alone()
         if stuck and set(self.trials.running()) <= self.lost:
             folder = self.trials.store.out / "trials" / f"{stuck[0]:04d}"
@@ -86,7 +86,7 @@ class Dispatch:
 
     @contextmanager
     def _signs_of_life(self) -> Iterator[None]:
-        """For the commands of other machines, which share a database."""
+        """Send heartbeats for commands on other machines that share the database."""
         done = threading.Event()
 
         def beat() -> None:
@@ -94,7 +94,7 @@ class Dispatch:
                 try:
                     for claim in list(self.claims.values()):
                         self.trials.sign_of_life(claim)
-                except Exception:  # the database is away: it is tried again; if that takes too long, another machine takes over
+                except Exception:  # the database is unreachable: try again; after too long, another machine takes over the trial
                     continue
 
         thread = threading.Thread(target=beat, daemon=True)

@@ -1,4 +1,4 @@
-"""What a search tells: the table of trials, the best setting as a command, expected validation performance, tune.json, evp.png."""
+"""The results of a search: table of trials, best setting as a command, expected validation performance, tune.json, evp.png."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ def record(data: str, asked: Asked, figure: Figure, finished: Sequence[Finished]
 
 
 def write(out: Path, found: Mapping[str, object]) -> None:
-    """Whole or not at all: several commands may write the same at the same time."""
+    """Write each file whole or not at all: several commands may write the same file at once."""
     write_json(out / NAME, finite(found))
 
 
 def best(finished: Sequence[Finished], figure: Figure) -> Finished | None:
-    """The first of the best that can be trained again: a diverged one counts as chance, but leaves no model. None: all diverged."""
+    """The first of the best trials that left a model; a diverged one scores chance and leaves none. None: all diverged."""
     sign = 1 if figure.higher else -1
     trained = [trial for trial in finished if trial.result["state"] != "diverged"]
     return max(trained, key=lambda trial: (sign * trial.score, -trial.index), default=None)
 
 
 def command(data: str, settings: Settings, parameters: Parameters, imports: Sequence[str]) -> str:
-    """A `tokmix train` with these parameters: whatever is not a default, so that it stands without the config."""
+    """A `tokmix train` command with every parameter that is not a default, so that it needs no config."""
     told, plain = apply(settings, parameters).record(), Settings().record()
     words = ["tokmix", "train", data, "--out", "best"]
     for file in imports:
@@ -88,7 +88,7 @@ def _option(name: str, value: object) -> list[str]:
 
 
 def tell(found: JsonObject, finished: Sequence[Finished], figure: Figure, say: Callable[[str], None]) -> None:
-    """Trials from best to worst, then what to expect of n of them."""
+    """Print trials from best to worst, then the expected best of n."""
     names, sign = list(found["space"]), -1 if figure.higher else 1
     rows = [["trial", *names, figure.name, "time", ""]]
     for trial in sorted(finished, key=lambda trial: (sign * trial.score, trial.index)):
@@ -126,7 +126,7 @@ def _table(rows: list[list[str]]) -> str:
 
 
 def draw(path: Path, found: JsonObject, say: Callable[[str], None]) -> Path | None:
-    """Mean of the best of n, with its spread, by both ways."""
+    """Plot the expected best of n with its deviation, by both estimators."""
     try:
         from matplotlib.ticker import MaxNLocator
 

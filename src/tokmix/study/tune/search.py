@@ -1,6 +1,6 @@
 """`tokmix tune`: data -> a folder of trials.
 
-    study.json      what was asked; a second command compares
+    study.json      the settings; a second command compares them
     journal.log     the trials, in Optuna's journal (or they are in PostgreSQL)
     data/           token files, made once for all trials, where the data was not prepared already
     trials/0007/    the run of trial 7
@@ -42,7 +42,7 @@ from tokmix.training.task import TrainingTask
 
 MARK = "study.json"
 PATIENCE = 60  # seconds
-MOST = 8  # workers that are started without being asked for: each is a process with torch in it
+MOST = 8  # most workers by default: each is a process with torch loaded
 CLAIMED = 256  # trials that are claimed at a time for a cluster: a claim is an open file
 
 
@@ -64,9 +64,9 @@ def run(
     imports: Sequence[str | Path] = (),
     quiet: bool = False,
 ) -> JsonObject:
-    """Search until so many trials are finished -> what tune.json holds. ValueError for what does not work; KeyboardInterrupt after
+    """Search until this many trials are finished -> the content of tune.json. ValueError for wrong input; KeyboardInterrupt after
     Ctrl-C, with every trial saved."""
-    optuna()  # a package that is missing is missed before anything is written
+    optuna()  # fail before anything is written if a package is missing
     space = space or Space.read(None)
     at_least("--trials", trials, 1)
     threads = settings.train.threads or 1 if threads is None else threads
@@ -111,7 +111,7 @@ def _check(settings: Settings, space: Space) -> None:
 
 
 def _default_workers() -> int:
-    """One a GPU, else one a core."""
+    """One per GPU, else one per core."""
     if torch.cuda.is_available():
         return torch.cuda.device_count()
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, MOST)
@@ -120,7 +120,7 @@ def _default_workers() -> int:
 def _open(
     data: Path, store: Store, settings: Settings, space: Space, trials: int, threads: int, resume: bool
 ) -> tuple[Path, Asked, Figure]:
-    """Make the folder or see that it is one of ours, prepare the data, try every shape of model.
+    """Make the folder or check that it is ours, prepare the data, build every shape of model once.
     -> (folder of token files, what is asked, figure)"""
     out = store.out
     if resume and not (out / MARK).is_file() and not store.shared:
@@ -140,7 +140,7 @@ def _open(
 
 
 def _check_ours(out: Path) -> None:
-    """Before a lock is put there: a folder of something else is left as it is."""
+    """Runs before a lock is written, so that a foreign folder stays unchanged."""
     if not out.exists() or (out / MARK).is_file():
         return
     if not out.is_dir() or any(one.name != ".lock" and not one.name.startswith(f".{MARK}") for one in out.iterdir()):
@@ -148,7 +148,7 @@ def _check_ours(out: Path) -> None:
 
 
 def _mark(out: Path, asked: Asked) -> bool:
-    """Whether the study is new in this folder."""
+    """Write study.json -> whether the study is new in this folder."""
     path = out / MARK
     if path.is_file():
         check_same(str(out), read_json(path), asked)
@@ -159,7 +159,7 @@ def _mark(out: Path, asked: Asked) -> bool:
 
 
 def _try_shapes(files: TokenFiles, settings: Settings, space: Space, trials: int) -> None:
-    """A model that cannot be built should be told before the first trial and not by the last."""
+    """Build every shape once, so that a wrong one is reported before the first trial."""
     tried = set()
     probes = [space.draw(settings.train.seed, index) for index in range(trials)]
     probes += [{name: value} for name, one in space.ranges.items() for value in one.ends()]
@@ -176,7 +176,7 @@ def _try_shapes(files: TokenFiles, settings: Settings, space: Space, trials: int
 
 
 def _pool(study: Study, crew: int, on: str | None, quiet: bool, say: Callable[[str], None]) -> AnyPool:
-    """Where one worker is enough it is this process; GPUs in turn. On a cluster the workers take the first GPU that they see."""
+    """A single worker is this process. Workers get GPUs in turn; on a cluster each takes the first GPU that it sees."""
     log = Path(study.out) / "workers.log"
     if on is not None:
         return ClusterPool(on, None, study.threads, log, worker.__name__, say)

@@ -1,4 +1,4 @@
-"""What is searched: for each setting a range. {"train.lr": {"loguniform": [1e-8, 0.1]}, "model.layout": {"choice": ["pre", "rezero"]}}
+"""The search space: a range for each setting. {"train.lr": {"loguniform": [1e-8, 0.1]}, "model.layout": {"choice": ["pre", "rezero"]}}
 
 The parameters of trial i are a function of (seed, i, the setting's name) and of nothing else, so it does not matter which worker draws
 them, when, or in which order, and a setting that is added to the space leaves the draws of the others as they were.
@@ -18,7 +18,7 @@ from tokmix.core.checks import nearest, one_of
 from tokmix.training.settings import GROUPS, Settings, read_file
 
 KINDS = ("uniform", "loguniform", "int", "choice")
-# What a practitioner varies: the learning rate within what AdamW takes, and how much is left out or hidden.
+# What a practitioner varies: learning rates that suit AdamW, and dropout.
 DEFAULT = {
     "train.lr": {"loguniform": [3e-4, 1e-2]},
     "model.dropout": {"uniform": [0.0, 0.5]},
@@ -43,7 +43,7 @@ class Range:
     values: tuple[Any, ...]  # low and high (int: and step), or the choices
 
     def at(self, share: float) -> Value:
-        """The value at a share of the range, 0 <= share < 1."""
+        """The value at this share of the range, 0 <= share < 1."""
         if self.kind == "choice":
             return self.values[int(share * len(self.values))]
         low, high = self.values[:2]
@@ -54,7 +54,7 @@ class Range:
         return low + self.values[2] * int(share * ((high - low) // self.values[2] + 1))
 
     def ends(self) -> tuple[Value, ...]:
-        """What has to work for all of it to work."""
+        """The ends of the range. If they are valid, every value is."""
         return self.values if self.kind == "choice" else self.values[:2]
 
     def record(self) -> dict[str, list[Value]]:
@@ -94,7 +94,7 @@ class Space:
         return {name: one.at(_share(seed, trial, name)) for name, one in self.ranges.items()}
 
     def check(self, settings: Settings) -> None:
-        """Every end of every range has to be a value that the setting takes, and has to matter."""
+        """Check that the ends of every range are valid values and that the setting has an effect."""
         if "train.epochs" in self.ranges and ("train.steps" in self.ranges or settings.train.steps is not None):
             raise ValueError("space: train.epochs is searched, but train.steps is given and takes its place: leave one of them out")
         for name, one in self.ranges.items():
@@ -115,13 +115,13 @@ def apply(settings: Settings, parameters: Parameters) -> Settings:
 
 
 def _share(seed: int, trial: int, name: str) -> float:
-    """A number in [0, 1), 53 bits of a hash."""
+    """A number in [0, 1) from 53 bits of a hash."""
     digest = hashlib.sha256(json.dumps([seed, trial, name]).encode()).digest()
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
 
 def _flat(given: Mapping[str, object]) -> dict[str, object]:
-    """'train.lr' at the top, or 'lr' under 'train'."""
+    """Flatten: 'train.lr' at the top, or 'lr' under 'train'."""
     found: dict[str, object] = {}
     for name, told in given.items():
         inner = {f"{name}.{key}": value for key, value in told.items()} if name in GROUPS and isinstance(told, dict) else {name: told}

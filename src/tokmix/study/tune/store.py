@@ -17,15 +17,15 @@ from tokmix.runs.locks import JournalLock, holding
 
 JOURNAL = "journal.log"
 KEY = int.from_bytes(b"tokmix", "big")  # of the lock in PostgreSQL: one for all studies of a database, as they share its tables
-CONNECT = {"client_encoding": "utf8", "connect_timeout": 15}  # utf8: a cluster made in the C locale would answer in bytes
+CONNECT = {"client_encoding": "utf8", "connect_timeout": 15}  # utf8: a server with the C locale would answer in bytes
 SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
 # ?password=... and user:password@, wherever they stand in a word; up to the last @, as too much hidden is better than too little.
 SECRETS = re.compile(r"([?&](?:ssl)?password=)([^&]*)", re.IGNORECASE), re.compile(r"(://[^:/@]*:)(.*)(?=@)")
-STRAY = re.compile(r"://[^?]*[@/][^?]*@")  # an @ or / of a user or password that the database would take for the end of it
+STRAY = re.compile(r"://[^?]*[@/][^?]*@")  # an @ or / in a user or password, which the database would read as its end
 
 
 class Unreachable(ValueError):
-    """The database does not answer, or says no."""
+    """The database does not answer, or refuses."""
 
 
 def optuna() -> ModuleType:
@@ -50,7 +50,7 @@ class Store:
     out: Path
     name: str  # of the study; the folder's own, so that the same command finds it on any machine
     url: str | None = None  # None: a journal file in `out`
-    patience: int = 60  # PostgreSQL: seconds without a sign of life after which a worker counts as dead
+    patience: int = 60  # PostgreSQL: a worker without a heartbeat for this many seconds counts as dead
 
     def __post_init__(self) -> None:
         if self.url is not None and urlsplit(self.url).scheme not in SCHEMES:
@@ -69,11 +69,11 @@ class Store:
 
     @property
     def interval(self) -> int:
-        """Seconds between signs of life."""
+        """Seconds between heartbeats."""
         return max(1, self.patience // 4)
 
     def check(self) -> None:
-        """A database that does not answer is told before anything is written."""
+        """Fail before anything is written if the database does not answer."""
         if self.shared:
             with self._advisory():
                 pass
@@ -96,14 +96,14 @@ class Store:
                 engine_kwargs={
                     "poolclass": NullPool,
                     "connect_args": CONNECT,
-                },  # no connection is kept: hours of training lie between two uses
+                },  # no connection is kept open, because hours pass between two uses
                 heartbeat_interval=self.interval,
                 grace_period=self.patience,
             )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time decides about trials: of this folder, or of all that share the database."""
+        """Only one process at a time decides about trials: of this folder, or of all that share the database."""
         with holding(self.out / ".lock"), self._advisory() if self.shared else nullcontext():
             yield
 
@@ -117,7 +117,7 @@ class Store:
                 connection.execute("select pg_advisory_lock(%s)", [KEY])
             yield
         finally:
-            connection.close()  # which lets the lock go, as the death of this process would
+            connection.close()  # this releases the lock, as the death of the process would
 
     @contextmanager
     def _reachable(self) -> Iterator[None]:
@@ -132,21 +132,21 @@ class Store:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Optuna warns that its heartbeat is an experiment; it is tested here."""
+    """Hide Optuna's warning that its heartbeat is experimental; our tests cover it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def hide_password(text: str) -> str:
-    """Of an address, or of a word with one in it (--storage=...), for messages and records."""
+    """Hide the password in an address, or in an option with one (--storage=...), for messages and records."""
     for secret in SECRETS:
         text = secret.sub(r"\1***", text)
     return text
 
 
 def _without_secrets(reason: str, url: str) -> str:
-    """A driver quotes what it cannot read, as it was given or decoded."""
+    """Hide passwords in the driver's message, which quotes the address as given or decoded."""
     given = [found[2] for secret in SECRETS for found in secret.finditer(url)]
     for word in filter(None, [*given, *map(unquote, given)]):
         reason = reason.replace(word, "***")

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-DEATHS = 3  # a trial that ended so many workers since the command was started is left alone until the next start
-AWAY = 600.0  # seconds for which a database may be out of reach
+DEATHS = 3  # a trial during which this many workers died is not tried again until the next start
+AWAY = 600.0  # a database may be unreachable for this many seconds
 
 T = TypeVar("T")
 
 
 class Asked(TypedDict):
-    """What a study was asked for; study.json holds it."""
+    """The settings of a study, as in study.json."""
 
     settings: dict[str, JsonObject]  # by group and name
     space: dict[str, dict[str, list[Value]]]
@@ -51,7 +51,7 @@ class Asked(TypedDict):
 
 
 class Outcome(TypedDict, total=False):
-    """What is kept of a trial beside its score; empty where the journal is damaged."""
+    """What is stored of a trial in addition to its score; empty if the journal is damaged."""
 
     state: str
     seconds: float
@@ -61,7 +61,7 @@ class Outcome(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Claim:
-    """A trial that this process runs, and nobody else."""
+    """A trial that only this process runs."""
 
     index: int
     parameters: Parameters
@@ -78,7 +78,7 @@ class Finished:
 
     @property
     def checksum(self) -> str:
-        """Of everything but the cost, which is long and decides nothing."""
+        """Checksum of everything except the cost, which is long and decides nothing."""
         told = [self.index, self.parameters, self.score, {name: value for name, value in self.result.items() if name != "cost"}]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
@@ -95,7 +95,7 @@ class Trials:
 
     @classmethod
     def begin(cls, store: Store, count: int, asked: Asked, higher: bool, resume: bool = False) -> Trials:
-        """Make the study, or join it where it is there already and was asked for in the same way."""
+        """Make the study, or join it if it exists with the same settings."""
         at_least("--trials", count, 1)
         with store.locked(), quiet():
             storage = store.open()
@@ -137,7 +137,7 @@ class Trials:
         return [done[index] for index in sorted(done)]
 
     def _finished(self, trial: FrozenTrial) -> Finished:
-        """One row of the journal, checked. Rows of before checksums were kept have none."""
+        """One row of the journal, checked. Rows of older versions have no checksum."""
         assert trial.value is not None
         result: Outcome = trial.user_attrs.get("result") or Outcome()
         found = Finished(trial.user_attrs["index"], dict(trial.params), float(trial.value), result)
@@ -149,7 +149,7 @@ class Trials:
         return sorted(trial.user_attrs["index"] for trial in self.attempts() if trial.state == self.states.RUNNING)
 
     def left_alone(self) -> list[int]:
-        """Those that ended too many workers."""
+        """Trials during which too many workers died."""
         deaths = self._deaths(self.attempts())
         return sorted(index for index, count in deaths.items() if count >= DEATHS)
 
@@ -163,7 +163,7 @@ class Trials:
     # --- a worker's day ----------------------------------------------------------------------------------------------
 
     def claim(self) -> Claim | None:
-        """A trial to run; None where all are finished or in other hands."""
+        """Claim a trial to run; None if all are finished or claimed."""
         with self.store.locked():
             self._fail_dead()
             self.fill()
@@ -177,10 +177,10 @@ class Trials:
     def _take(self, trial: FrozenTrial) -> Claim | None:
         index = trial.user_attrs["index"]
         lock = take(self.lock_of(index))
-        if lock is None:  # a worker of this machine that others took for dead is still at it
+        if lock is None:  # a worker on this machine that others counted as dead is still running it
             return None
         if self.store.shared:
-            self.storage.record_heartbeat(trial._trial_id)  # before it runs: one without any sign of life is never taken for dead
+            self.storage.record_heartbeat(trial._trial_id)  # before it runs: a trial without any heartbeat never counts as dead
         if self.storage.set_trial_state_values(trial._trial_id, self.states.RUNNING):
             return Claim(index, dict(trial.params), trial._trial_id, lock)
         lock.release()
@@ -191,7 +191,7 @@ class Trials:
             self.storage.record_heartbeat(claim.id)
 
     def finish(self, claim: Claim, score: float, result: Outcome) -> bool:
-        """False where the trial was taken from us meanwhile: another worker finishes it, with the same result."""
+        """False if another worker took the trial over meanwhile; it will finish it with the same result."""
         try:
             self.storage.set_trial_user_attr(claim.id, "result", result)
             row = Finished(claim.index, claim.parameters, score, result)
@@ -202,7 +202,7 @@ class Trials:
         return True
 
     def give_back(self, claim: Claim) -> None:
-        """Not finished, and not the trial's fault: somebody else goes on with it."""
+        """Give back an unfinished trial that did not fail; another worker continues it."""
         with self.store.locked():
             try:
                 self.storage.set_trial_user_attr(claim.id, "given_back", True)
@@ -215,7 +215,7 @@ class Trials:
         return self.store.out / "locks" / f"{index:04d}"
 
     def _fail_dead(self) -> None:
-        """Only under the store's lock."""
+        """Call only under the store's lock."""
         for trial in self.attempts():
             if trial.state != self.states.RUNNING:
                 continue
@@ -229,7 +229,7 @@ class Trials:
                 optuna().storages.fail_stale_trials(self.study)
 
     def fill(self) -> None:
-        """An attempt for every index that has none which waits, runs or is complete. Only under the store's lock."""
+        """Add an attempt for every index without a waiting, running or complete one. Call only under the store's lock."""
         attempts = self.attempts()
         deaths = self._deaths(attempts)
         alive = {trial.user_attrs["index"] for trial in attempts if trial.state != self.states.FAIL}
@@ -248,7 +248,7 @@ class Trials:
 
 
 def check_same(what: str, before: JsonObject, asked: Asked) -> None:
-    """A study goes on only as it was begun."""
+    """Refuse to continue a study with other settings."""
     changed = differences(before["settings"], asked["settings"], FREE)
     spaces = before["space"], asked["space"]
     changed += [
@@ -266,7 +266,7 @@ def check_same(what: str, before: JsonObject, asked: Asked) -> None:
 
 
 def patiently(store: Store, call: Callable[[], T]) -> T:
-    """A database may go away for a while: training goes on, and what it has to tell waits."""
+    """Repeat while the database is unreachable: training continues, and results wait."""
     began, told = time.monotonic(), False
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What a search says while it runs: a line for each trial that ends, and a sign of life in between."""
+"""Progress of a search: a line for each finished trial, and a status line in between."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tokmix.study.tune.trials import Finished, Trials
 from tokmix.study.tune.worker import last_entry
 from tokmix.training.report import clock
 
-EVERY = 30.0  # seconds between lines where no trial ends
+EVERY = 30.0  # seconds between status lines while no trial ends
 
 
 class Watch(threading.Thread):
-    """A thread, since the main one may be training."""
+    """A thread, because the main one may be training."""
 
     def __init__(self, trials: Trials, figure: Figure):
         super().__init__(daemon=True)
@@ -49,7 +49,7 @@ class Watch(threading.Thread):
                     self._say(self._line(trial))
             if time.monotonic() - self.last > EVERY:
                 self._say(self._pace(finished))
-        except Exception:  # a database that is away: the workers tell; the next look may work
+        except Exception:  # an unreachable database: the workers report it; the next check may work
             return
 
     def _line(self, trial: Finished) -> str:
@@ -70,7 +70,7 @@ class Watch(threading.Thread):
         return line + (f"; about {clock(seconds)} left" if share > self.start_share else "")
 
     def _share(self) -> float:
-        """Of all the work, how much is done."""
+        """Share of all work that is done."""
         return (len(self.seen) + sum(self._part(index) for index in self.trials.running())) / self.trials.count
 
     def _part(self, index: int) -> float:

@@ -1,4 +1,4 @@
-"""What a worker of a search does: it trains trials and tells their scores. `python -m tokmix.study.tune.worker`, fed by a pool."""
+"""A worker of a search: trains trials and returns their scores. `python -m tokmix.study.tune.worker`, which gets trials from a pool."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tokmix.training.side_by_side import train_all
 
 @dataclass(frozen=True)
 class Study:
-    """What all trials of a search share, as JSON between processes."""
+    """The settings that all trials of a search share, sent between processes as JSON."""
 
     out: str
     data: str  # token files
@@ -47,7 +47,7 @@ def do(task: Task) -> Answer:
     study, before = Study(**task["study"]), torch.get_num_threads()
     try:
         import_files(study.imports)
-        torch.set_num_threads(study.threads)  # not by the number of workers: sums in another order are other numbers
+        torch.set_num_threads(study.threads)  # not by the number of workers: another order of sums would change the numbers
         with ExitStack() as locks:
             for trial in task["trials"]:
                 locks.enter_context(holding(Path(study.out) / "locks" / f"{trial['index']:04d}.run"))
@@ -63,7 +63,7 @@ def _failure(error: Exception) -> Answer:
 
 
 def _train(study: Study, trials: list[JsonObject], device: str | None) -> list[Answer]:
-    """A run that was begun by a worker that died goes on from its last checkpoint."""
+    """Continue from the last checkpoint a run whose worker died."""
     began = time.monotonic()
     sessions = [
         train.session(study.data, Path(study.out) / "trials" / f"{trial['index']:04d}", _settings(study, trial["parameters"], device),
@@ -75,10 +75,10 @@ def _train(study: Study, trials: list[JsonObject], device: str | None) -> list[A
 
 def _settings(study: Study, parameters: Parameters, device: str | None) -> Settings:
     told = study.settings
-    asked = Settings(ModelSettings(**told["model"]), TrainSettings(**told["train"]))  # the data is prepared already
+    asked = Settings(ModelSettings(**told["model"]), TrainSettings(**told["train"]))  # the data is already prepared
     settings = trial_settings(asked, parameters, device)
     settings = replace(settings, train=replace(settings.train, threads=study.threads))
-    if Figure(**study.figure).split == "valid":  # a run by itself would report on test
+    if Figure(**study.figure).split == "valid":  # a single run would report on test
         settings = replace(settings, train=replace(settings.train, final="valid"))
     return settings
 
@@ -106,7 +106,7 @@ def trial_settings(settings: Settings, parameters: Parameters, device: str | Non
 
 
 def last_entry(log: Path) -> JsonObject:
-    """The newest whole line of a run's log; {} where there is none."""
+    """The last complete line of a run's log; {} if there is none."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
