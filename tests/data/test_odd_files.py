@@ -9,6 +9,7 @@ import resource
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,9 @@ def table(labels: list[object], between: str = ",", header: bool = True) -> str:
     return "\n".join([*lines, *(f"{text(draw)}{between}{label}" for label in labels)]) + "\n"
 
 
-def read(path: Path, content: str | bytes, **settings: object) -> Card:
+def read(path: Path, content: str | bytes, out: str = "out", **settings: object) -> Card:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return prepare(path, path.parent / "out", tokenizer="bytes", **settings)
+    return prepare(path, path.parent / out, tokenizer="bytes", **settings)
 
 
 def rows(card: Card) -> int:
@@ -60,7 +61,7 @@ def test_numbers_that_count_classes_are_classes(tmp_path: Path) -> None:
 
 
 def test_ids_as_labels(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"200 distinct values in 200 rows, as ids have: name another column with label="):
+    with pytest.raises(ValueError, match=r"200 distinct values in 200 rows, as ids or texts have: name another column with label="):
         read(tmp_path / "a.csv", table([f"user{i:04d}" for i in range(200)]))
     assert len(read(tmp_path / "a.csv", table([f"user{i:04d}" for i in range(200)]), task="classify").labels) == 200
 
@@ -257,3 +258,76 @@ def test_a_table_of_800_000_rows_and_130_classes_takes_little_memory(tmp_path: P
     subprocess.run([sys.executable, "-c", code], check=True)
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 4 * 2**20  # KiB
     assert len(Card.read(tmp_path / "out").labels) == 130
+
+
+@pytest.mark.parametrize("written", ["NaN", "nan", "<NA>", "NaT"])
+def test_cells_that_pandas_wrote_for_nothing_are_empty(written: str, tmp_path: Path) -> None:
+    card = read(tmp_path / "a.csv", table([*TWO, written, written]))
+    assert card.labels == ["x", "y"] and card.left_out == {"no label": 2}
+
+
+@pytest.mark.parametrize("written", ["N/A", "null", "None", "-"])
+def test_a_label_that_may_stand_for_none_is_reported(written: str, tmp_path: Path) -> None:
+    card = read(tmp_path / "a.csv", table([*TWO, *[written] * 6]))
+    assert len(card.labels) == 3 and said(card, f"6 rows have the label {written!r}, and it is a class")
+
+
+@pytest.mark.parametrize("price", [str, lambda n: f"{n}.50"])
+def test_a_word_among_prices_is_refused(price: Callable[[int], str], tmp_path: Path) -> None:
+    prices = [price(random.Random(i).randint(3, 9000)) for i in range(300)]
+    with pytest.raises(
+        ValueError, match=r"line 12: label is 'ask' where others are numbers such as \d+.*: give a number or leave the row out"
+    ):
+        read(tmp_path / "a.csv", table([*prices[:10], "ask", *prices[10:]]))
+
+
+@pytest.mark.parametrize("rows", [300, 3000])
+def test_spelled_numbers_are_named_however_many_they_are(rows: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"numbers that are not written as such, for instance '\$\d+'"):
+        read(tmp_path / "a.csv", table([f"${random.Random(i).randint(1, rows // 2)}" for i in range(rows)]))
+
+
+def test_whole_stars_are_scores_and_a_line_says_so(tmp_path: Path) -> None:
+    card = read(tmp_path / "a.csv", table([1, 2, 3, 4, 5] * 20).replace("label", "stars", 1))
+    assert card.task == "regress" and said(card, "5 distinct whole numbers from 1 to 5, read as scores: task=classify")
+
+
+@pytest.mark.parametrize("between", [",", ";"])
+def test_labels_that_look_like_several_are_reported(between: str, tmp_path: Path) -> None:
+    card = read(tmp_path / "a.csv", table([f"a{between}b", "a", f"b{between}c", "c"] * 20, "\t"), format="tsv")
+    assert len(card.labels) == 4 and said(card, f"label_separator={between!r} reads several")
+    assert not any(
+        "label_separator" in line for line in read(tmp_path / "b.tsv", table(["Paris, TX", "Rome"] * 30, "\t"), out="b").warnings
+    )
+
+
+def test_a_separator_behind_the_last_cell(tmp_path: Path) -> None:
+    head, *lines = table(TWO).splitlines()
+    assert rows(read(tmp_path / "a.csv", "\n".join([head, *(f"{line},," for line in lines)]))) == 60
+    with pytest.raises(ValueError, match="line 2: 3 fields, but the header has 2"):
+        read(tmp_path / "b.csv", "\n".join([head, *(f"{line},more" for line in lines)]), out="b")
+
+
+def test_fields_of_objects_in_a_row(tmp_path: Path) -> None:
+    lines = [json.dumps({"data": {"body": f"{WORDS[i % 9]} film {i}"}, "said": {"by": "a", "label": TWO[i]}}) for i in range(60)]
+    with pytest.raises(ValueError, match="cannot tell .* among data.body, said.by, said.label"):
+        read(tmp_path / "a.jsonl", "\n".join(lines))
+    card = read(tmp_path / "a.jsonl", "\n".join(lines), text="data.body", label="said.label")
+    assert rows(card) == 60 and card.labels == ["x", "y"]
+
+
+@pytest.mark.parametrize("content", ['{"text": ["a", "b"], "label": [0, 1]}', '{"text": {"0": "a"}, "label": {"0": 1}}'])
+def test_columns_in_place_of_rows(content: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a row is an object such as .*: one a line, or an array of them"):
+        read(tmp_path / "a.json", content)
+
+
+def test_a_packed_file_of_another_kind(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"unpack it first \(.gz alone is read packed\)"):
+        read(tmp_path / "a.csv.zip", b"PK\3\4")
+
+
+def test_curly_quotes_name_their_encoding(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="byte 0x93 is not utf-8; .*encoding=cp1252"):
+        read(tmp_path / "a.csv", table([*TWO, "“z”"]).encode("cp1252"))
+    assert "“z”" in read(tmp_path / "a.csv", table([*TWO, *["“z”"] * 3]).encode("cp1252"), encoding="cp1252").labels

@@ -58,7 +58,7 @@ BAD = {
     "ragged": (b"text,label\na,x\nb\n", "line 3: 1 fields, but the header has 2"),
     "binary": (b"\x89PNG\0\0\1", "is a binary file"),
     "encoding": ("text,label\na,x\ncaf\u00e9,y\n".encode("latin-1"), "line 3: byte 0xe9 is not utf-8"),
-    "nan": (b"text,score\na,1.5\nb,nan\n", "line 3: score is nan"),
+    "nan": (b"text,score\na,1.5\nb,inf\n", "line 3: score is inf"),
 }
 
 

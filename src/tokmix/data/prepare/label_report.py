@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from tokmix.core.optional import np
 from tokmix.data.card import Card
-from tokmix.data.prepare.targets import Targets, folded
+from tokmix.data.prepare.targets import MANY_NUMBERS, Targets, folded, pieces
 from tokmix.data.tokens import TokenSplit
 
 FEW = 5  # rows of a class: fewer teach little and measure nothing
 TOO_FEW = 10  # rows of a table
 LOPSIDED = 0.9  # share of the commonest class from which accuracy says little
 SHOWN = 5
+EMPTY = ("n/a", "na", "null", "#n/a", "-", "?")  # as a label, in any case; and None, as Python writes it
+PARTING = (",", ";")  # between labels, as people write several in one cell
 SPELLED = re.compile(r"[^\w-]{0,2}-?\d[\d.,' ]*( ?[^\w\s]| [A-Za-z]{3})?")  # a number with a comma, a currency or a unit: 3,50, $12, 12 %
 
 
 def check_ids(targets: Targets, column: str) -> None:
     """A label that hardly any two rows share is an id: nothing learned from it holds for another row."""
     classes = len(targets.counts)
-    if classes > 20 and targets.rows < 2 * classes:
-        spelled = [label for label in targets.counts if SPELLED.fullmatch(label)]
-        if len(spelled) > 0.9 * classes:
-            raise ValueError(
-                f"column {column!r} holds numbers that are not written as such, for instance {spelled[0]!r}: write them with a point and "
-                "nothing else (12.5), or say task=classify to make each value a class"
-            )
+    spelled = [label for label in targets.counts if SPELLED.fullmatch(label)] if targets.not_number else []
+    if classes > MANY_NUMBERS and len(spelled) > 0.9 * classes:
         raise ValueError(
-            f"column {column!r} has {classes:,} distinct values in {targets.rows:,} rows, as ids have: "
+            f"column {column!r} holds numbers that are not written as such, for instance {spelled[0]!r}: write them with a point and "
+            "nothing else (12.5), or say task=classify to make each value a class"
+        )
+    if classes > MANY_NUMBERS and targets.rows < 2 * classes:
+        raise ValueError(
+            f"column {column!r} has {classes:,} distinct values in {targets.rows:,} rows, as ids or texts have: "
             "name another column with label=, or say task=classify to make each value a class"
         )
 
@@ -36,7 +39,7 @@ def check_ids(targets: Targets, column: str) -> None:
 def about_targets(targets: Targets, task: str, column: str, asked: bool) -> Iterator[str]:
     """What the column's values alone tell."""
     whole = targets.numbers and not (targets.not_number or targets.fraction or targets.not_finite)
-    if whole and not asked and (targets.many_numbers or len(targets.counts) > 20):
+    if whole and not asked and (task == "regress" or len(targets.counts) > MANY_NUMBERS):
         many = f"more than {targets.MOST:,}" if targets.many else f"{len(targets.counts):,}"
         what, other = ("scores", "classify makes each a class") if task == "regress" else ("classes", "regress reads them as scores")
         yield f"{column} holds {many} distinct whole numbers from {targets.low:g} to {targets.high:g}, read as {what}: task={other}"
@@ -44,6 +47,8 @@ def about_targets(targets: Targets, task: str, column: str, asked: bool) -> Iter
             yield f"every row has another {column}: an id teaches nothing; name another column with label="
     if targets.rows < TOO_FEW:
         yield f"{targets.rows} rows are too few to learn from, or to measure on"
+    if task == "classify":
+        yield from _not_labels(targets)
     if task in ("classify", "multilabel"):
         groups: dict[str, list[str]] = {}
         for label in targets.seen(task):
@@ -57,6 +62,18 @@ def about_targets(targets: Targets, task: str, column: str, asked: bool) -> Iter
                 yield f"labels {shown} differ in case or blanks alone and are {len(names)} classes: merge_labels=true makes them one"
         if len(alike) > SHOWN:
             yield f"{len(alike) - SHOWN:,} more groups of labels differ in case or blanks alone"
+
+
+def _not_labels(targets: Targets) -> Iterator[str]:
+    """Values that may stand for no label, or for several."""
+    rows = {label: sum(counts.values()) for label, counts in targets.counts.items()}
+    for label in (one for one in rows if one == "None" or one.lower() in EMPTY):
+        yield f"{rows[label]:,} rows have the label {label!r}, and it is a class: leave those rows out if it stands for no label"
+    for separator in PARTING:
+        parts = [pieces(label, separator) for label in rows if separator in label]
+        counts = Counter(one for part in parts for one in part)
+        if parts and 2 * sum(count > 1 or one in rows for one, count in counts.items()) > len(counts):
+            yield f"labels such as {separator.join(parts[0])!r} are one class each: label_separator={separator!r} reads several"
 
 
 def about_rows(card: Card, splits: dict[str, TokenSplit]) -> Iterator[str]:

@@ -154,9 +154,9 @@ class Plan:
         self._task = self._task or self.targets.task(column)
         self.targets.settle(self.task)
         if self.task in LABELLED and not self.asked.labels:
-            self.targets.check(self.task, column)
             if self.asked.task is None and self.task == "classify":
                 label_report.check_ids(self.targets, column)
+            self.targets.check(self.task, column)
         if self.task in ("classify", "multilabel"):
             if self.asked.merge_labels:
                 self.targets.merge(self.task, self.asked.labels)

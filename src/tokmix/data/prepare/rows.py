@@ -10,6 +10,7 @@ from tokmix.data.prepare.targets import SET, joined, listed
 from tokmix.data.read.files import UNLABELLED, Part
 from tokmix.data.split import split_of_name, text_key
 
+MISSING = ("nan", "<na>", "nat")  # how pandas writes an empty cell
 NOTHING = ("", "-1", "-1.0", "-", "?")  # how data sets write a label that they keep to themselves
 Chooser = Callable[[str | None, int], str]  # (the split a row was given in, its group's or text's key) -> its split
 
@@ -67,7 +68,8 @@ def text_of(part: Part, number: int, column: str, value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise ValueError(f"{part.where(number)}: column {column!r} holds {type(value).__name__}, not text")
+        whole = '; a row is an object such as {"text": ...}: one a line, or an array of them' if isinstance(value, (list, dict)) else ""
+        raise ValueError(f"{part.where(number)}: column {column!r} holds {type(value).__name__}, not text{whole}")
     return value
 
 
@@ -80,7 +82,8 @@ def _target(part: Part, number: int, column: str, value: object) -> str | None:
         return joined(value)
     if value is None or value is UNLABELLED:
         return None
-    return listed(str(value).strip().replace(SET, " ")) or None
+    written = str(value).strip().replace(SET, " ")
+    return None if written.lower() in MISSING else listed(written) or None
 
 
 def _weight(part: Part, number: int, column: str, value: Any) -> float:

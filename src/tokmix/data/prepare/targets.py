@@ -13,7 +13,7 @@ TASKS = ("classify", "multilabel", "regress", "lm", "mlm")
 LABELLED = ("classify", "multilabel", "regress")  # tasks of rows with a target each
 SET = "\x1f"  # stands behind each label of a row that has a list of them
 BAR = "|"  # parts labels where their pieces recur
-STRAY = 10  # as many numbers to a word, and fractions among them, are scores with a hole, not classes
+STRAY = 10  # as many numbers to a word are scores with a hole, not classes, where fractions or many numbers are among them
 LARGEST = 1e30  # of a score, which is kept as a float32
 MANY_NUMBERS = 20  # more distinct whole numbers than this are scores, unless they count classes: 0 to K - 1 or 1 to K
 
@@ -113,10 +113,10 @@ class Targets:
         if self.sets or self._bars_recur():
             return "multilabel"
         numbers = not self.not_number
-        if self.not_number and self.fraction and self.words * STRAY <= self.numbers:
+        if self.not_number and self.words * STRAY <= self.numbers and (self.fraction or self.numbers > MANY_NUMBERS):
             value, where = self.not_number
             raise ValueError(
-                f"{where}: {column} is {value!r} where others are numbers such as {self._fraction()}: "
+                f"{where}: {column} is {value!r} where others are numbers such as {self._number()}: "
                 "give a number or leave the row out; task=classify makes each value a class"
             )
         if numbers and (self.fraction or self.many or column.lower() in SCORES or self.many_numbers):
@@ -142,8 +142,10 @@ class Targets:
         counted = self.low in (0, 1) and self.high - self.low + 1 == len(distinct) and self.rows >= 2 * len(distinct)
         return self.many or (len(distinct) > MANY_NUMBERS and not counted)
 
-    def _fraction(self) -> str:
-        return next(value for value in self.first if is_number(value) and not float(value).is_integer())
+    def _number(self) -> str:
+        """One with a fraction, where there is one."""
+        numbers = [value for value in self.first if is_number(value)]
+        return next((value for value in numbers if self.fraction and not float(value).is_integer()), numbers[0])
 
     def check(self, task: str, column: str) -> None:
         """One line where the column does not fit the task."""

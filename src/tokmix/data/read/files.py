@@ -27,6 +27,7 @@ HUB = "hub:"  # nothing else ever asks the hub: a mistyped name of a folder must
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 FORMATS |= {".parquet": "parquet", ".pq": "parquet", ".txt": "txt", ".text": "txt"}
 FORMATS |= {".xlsx": "xlsx", ".sqlite": "sqlite", ".sqlite3": "sqlite", ".db": "sqlite"}
+PACKED = (".zip", ".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz")
 SEPARATORS = {"tab": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}  # names of what a shell would have to quote
 UNLABELLED = object()  # the label of a row that a data set marks as having none
 
@@ -108,6 +109,8 @@ class Delimited(File):
         if not self.header:
             next(records)
         for number, fields in records:
+            while len(fields) > len(names) and not fields[-1].strip():  # a separator behind the last cell
+                fields.pop()
             if len(fields) != len(names):
                 raise ValueError(f"{self.where(number)}: {len(fields)} fields, but the header has {len(names)} ({', '.join(names)})")
             yield number, [fields[i] for i in picked]
@@ -306,7 +309,9 @@ def _part(
     name = file.name if file == root else str(file.relative_to(root))
     kind = format or format_of(file) or fallback
     if kind is None:
-        raise ValueError(f"{file}: cannot tell the format from the name; known: {', '.join(sorted(FORMATS))} (also .gz), or say format=")
+        packed = "unpack it first (.gz alone is read packed); " if file.suffix.lower() in PACKED else ""
+        known = f"known: {', '.join(sorted(FORMATS))} (also .gz), or say format="
+        raise ValueError(f"{file}: cannot tell the format from the name; {packed}{known}")
     if file.stat().st_size == 0:
         raise ValueError(f"{file} is empty")
     return open_file(file, name, split_of_path(name), kind, encoding, header, separator, sheet)

@@ -68,8 +68,9 @@ class JsonLines(File):
         if not isinstance(row, dict):
             raise ValueError(f'{self.where(number)}: {type(row).__name__} where an object such as {{"text": ...}} was expected')
         if "\\ud" in written.lower():  # half of a surrogate pair is valid JSON and invalid text
-            return {key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for key, value in row.items()}
-        return row
+            row = {key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for key, value in row.items()}
+        inner = {f"{key}.{name}": one for key, value in row.items() if isinstance(value, dict) for name, one in value.items()}
+        return {**inner, **row} if inner else row  # a field of an object in a row is a column called data.text
 
 
 class JsonArray(JsonLines):

@@ -128,4 +128,5 @@ def _check_encoding(encoding: str) -> None:
 
 def _undecodable(path: str | Path, number: int, error: UnicodeDecodeError) -> str:
     byte = error.object[error.start]
-    return f"{path}, line {number}: byte 0x{byte:02x} is not {error.encoding}; name the file's encoding, for instance encoding=latin-1"
+    likely = "cp1252" if 0x80 <= byte < 0xA0 else "latin-1"  # signs such as curly quotes, which latin-1 does not have
+    return f"{path}, line {number}: byte 0x{byte:02x} is not {error.encoding}; name the file's encoding, for instance encoding={likely}"
