@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,14 +18,20 @@ import transformers
 
 import tokmix
 from tests.lab import REST
+from tokmix.api.settings import full_names
 from tokmix.cli.main import main
 from tokmix.core.optional import np
+from tokmix.core.segments import Segments
 from tokmix.data.prepare.pipeline import prepare
 from tokmix.data.prepare.tokenize import train_tokenizer
 from tokmix.data.tokens import TokenFiles
 from tokmix.training import model_folder
 from tokmix.training.distill.task import losses
 from tokmix.training.distill.teacher import BLOCK, Teacher, Vectors
+from tokmix.training.distill.tokens import DistillTokens
+from tokmix.training.distributed import World
+from tokmix.training.settings import Settings
+from tokmix.training.tasks import task_for
 
 WORDS = sorted(set(REST.split()))
 SMALL = {"model.dim": 8, "stack": "hsm, hypermixing(heads=2)", "train.rows": 16, "train.threads": 1}
@@ -45,7 +52,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=words.get_vocab_size(), num_hidden_layers=2, hidden_size=16, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=40,
+        max_position_embeddings=80,
     )  # fmt: skip
     model = transformers.BertModel(config)
     with torch.no_grad():
@@ -132,7 +139,8 @@ def test_what_cannot_be_distilled_is_said_in_a_line(teacher: Path, tmp_path: Pat
     for old, data, more, said in (
         (tmp_path / "nothing", texts, [], "no sentence encoder"),
         (pooled, texts, [], "mean over its tokens"),
-        (teacher, plain, [], "one text a row"),
+        (teacher, plain, ["--train.documents"], "leave it out"),
+        (teacher, plain, ["--model.length", "100", "--model.dim", "8"], "80 tokens at most"),
         (teacher, texts, ["--model.dim", "32"], "wider than the teacher"),
     ):
         assert main(["distill", str(old), str(data), "--out", str(tmp_path / "run"), "--prepare.max_len", "32", *more]) == 1
@@ -141,3 +149,86 @@ def test_what_cannot_be_distilled_is_said_in_a_line(teacher: Path, tmp_path: Pat
     prepare(texts, tmp_path / "others", progress=False, task="mlm", vocab=100)
     assert main(["distill", str(teacher), str(tmp_path / "others"), "--out", str(tmp_path / "run")]) == 1
     assert "another tokenizer" in capsys.readouterr().err
+
+
+LONG = {"model.dim": 8, "stack": "hsm, hypermixing(heads=2)*3", "model.length": 64, "train.tokens": 512, "train.threads": 1}
+
+
+def write_prose(path: Path, documents: int = 60) -> Path:
+    draw = np.random.default_rng(0)
+    path.write_text("".join(" ".join(draw.choice(WORDS, draw.integers(40, 90))) + "\n<|endoftext|>\n" for _ in range(documents)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def prose_run(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> tokmix.Run:
+    folder = tmp_path_factory.mktemp("prose")
+    text = write_prose(folder / "text.txt")
+    return tokmix.distill(teacher, text, folder / "run", **{**LONG, "train.steps": 120, "train.lr": 1e-2})
+
+
+def test_a_student_learns_the_states_of_a_running_text(prose_run: tokmix.Run) -> None:
+    history = [one["loss"] for one in prose_run.record["selection"]["history"]]
+    assert history[-1] < 0.9 * history[0] and prose_run.figures["cosine"] > 0.5
+    assert not any("hint" in name for name in prose_run.model._trained.model.state_dict())  # dropped after training
+    embedded = prose_run.model.embed([" ".join(WORDS[:3]), WORDS[0]])
+    assert embedded.shape == (2, 8)
+
+
+def task_of_states(teacher: Path, run: tokmix.Run) -> DistillTokens:
+    given = full_names({**LONG, "train.task": "distill", "train.teacher": str(teacher)})
+    task = task_for(TokenFiles(run.folder / "data"), Settings.of(None, given))
+    assert isinstance(task, DistillTokens)
+    task.before(World(), True)
+    return task
+
+
+def test_targets_are_the_teachers_states(teacher: Path, prose_run: tokmix.Run) -> None:
+    task = task_of_states(teacher, prose_run)
+    model = transformers.AutoModel.from_pretrained(teacher).eval()
+    batches = task.train_batches(World())
+    batch = next(one for one in (batches.batch(0, step) for step in range(9)) if one.segments is None and len(one.ids) == 8)
+    parts = list(task.pieces(batch))
+    assert [ids.shape[1] for ids, _, _ in parts] == [64, 16, 8] and sum(ids.numel() for ids, _, _ in parts) == batch.ids.numel()
+    roles = task.card.tokenizer["roles"]
+    for ids, hidden, segments in parts:
+        assert (ids[:, 0] == roles["cls"]).all() and (ids[:, -1] == roles["sep"]).all() and segments is None
+        assert not (ids == roles["mask"]).any()  # the teacher reads the whole text
+        with torch.inference_mode():
+            states = model(input_ids=ids, output_hidden_states=True).hidden_states
+        last, middle = task.wanted(ids, None)
+        torch.testing.assert_close(last, states[-1] @ task.scales.directions)
+        torch.testing.assert_close(middle * task.scales.deviation + task.scales.mean, states[1])
+        given = Mock(return_value=(last, middle))
+        found = task.errors(given, ids, hidden, None)
+        assert float(found[0]) == 0 and float(found[1]) == 0  # the teacher itself would be right
+        assert (
+            torch.equal(given.call_args.args[0] == roles["mask"], hidden & (ids != roles["cls"]) & (ids != roles["sep"])) and hidden.any()
+        )
+
+
+def test_padding_changes_no_target(teacher: Path, prose_run: tokmix.Run) -> None:
+    task = task_of_states(teacher, prose_run)
+    ids = torch.randint(5, 60, (2, 12))
+    alone = task.wanted(ids[:1, :7], None)
+    beside = task.wanted(ids, Segments.padded(torch.tensor([7, 12]), 12))
+    for one, other in zip(alone, beside, strict=True):
+        torch.testing.assert_close(one[0], other[0, :7])
+    model = task.build(torch.device("cpu"))
+    hidden = torch.zeros(2, 12, dtype=torch.bool)
+    whole = task.errors(model, ids, hidden, Segments.padded(torch.tensor([7, 12]), 12))
+    pieces = [task.errors(model, ids[:1, :7], hidden[:1, :7], None), task.errors(model, ids[1:], hidden[1:], None)]
+    for place in (0, 1):
+        torch.testing.assert_close(whole[place], pieces[0][place] + pieces[1][place])
+
+
+def test_a_stopped_run_of_states_ends_with_the_same_weights(teacher: Path, prose_run: tokmix.Run, tmp_path: Path) -> None:
+    given = {**LONG, "train.steps": 12, "train.lr": 1e-2}
+    whole = tokmix.distill(teacher, prose_run.folder / "data", tmp_path / "whole", **given)
+    tokmix.distill(teacher, prose_run.folder / "data", tmp_path / "cut", **{**given, "train.save_steps": 5})
+    shutil.rmtree(tmp_path / "cut" / "model")
+    newest = max((tmp_path / "cut" / "checkpoints").iterdir(), key=lambda path: path.name)
+    shutil.rmtree(newest) if newest.is_dir() else newest.unlink()
+    again = tokmix.distill(teacher, prose_run.folder / "data", tmp_path / "cut", resume=True, **{**given, "train.save_steps": 5})
+    for name, tensor in whole.model._trained.model.state_dict().items():
+        assert torch.equal(tensor, again.model._trained.model.state_dict()[name]), name

@@ -137,7 +137,7 @@ def embed_train(
     return train(pairs, out, config=config, resume=resume, imports=imports, verbose=verbose, **{"train.lr": 2e-4, **given})
 
 
-DISTILLING: dict[str, object] = {"train.rows": 256, "model.dim": 256, "train.evaluations": 10}
+DISTILLING: dict[str, object] = {"train.rows": 256, "model.dim": 256, "model.length": 128, "train.evaluations": 10}
 
 
 def distill(
@@ -151,10 +151,11 @@ def distill(
     verbose: bool = False,
     **settings: object,
 ) -> Run:
-    """Train a cheap encoder to give the sentence embeddings of a larger one. `train(data, start=out)` starts from it.
+    """Train a cheap encoder to give the hidden states or sentence embeddings of a larger one. `train(data, start=out)` starts from it.
 
     teacher   a folder that sentence-transformers saved, which takes the mean over its tokens; its tokenizer is the student's
-    texts     a table with a column of texts, as `train` takes it; labels are of no use
+    texts     plain text (the student learns the state of each token), or a table with a column of texts (it learns a vector for
+              each text); labels are of no use
     settings  as of `train`, whose defaults for this are DISTILLING
     """
     given = full_names(settings)

@@ -222,8 +222,9 @@ def model_card(record: dict[str, Any]) -> str:
         f"- {cost['distinct_examples']:,} distinct examples, {cost['steps']:,} steps, {cost['tokens']:,} tokens, {cost['seconds']:.0f} s,"
         f" processes: {cost['processes']}, {cost['device']}",
         f"- {measured(cost)}",
+        *(f"- the teacher {one['name']} read along; counted above" for one in [record.get("teacher")] if one and "tokens" not in one),
         *(f"- the teacher {one['name']}, not counted above: {one['tokens']:,} tokens read once, about {one['flops']:.3g} FLOPs,"
-          f" {one['seconds']:,.0f} s" for one in [record.get("teacher")] if one),
+          f" {one['seconds']:,.0f} s" for one in [record.get("teacher")] if one and "tokens" in one),
         f"- {', '.join(f'{name} {version}' for name, version in cost['versions'].items())}",
         "", "## Use", "", "```", "tokmix predict FOLDER 'some text'" if record["task"] in LABELLED else
         "tokmix generate FOLDER --prompt 'Once'" if record["task"] == "lm" else "tokmix eval FOLDER DATA", "```", "",

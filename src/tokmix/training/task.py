@@ -102,7 +102,8 @@ class TrainingTask:
         self.warm_up_epochs = self._warm_up_epochs()
         if self.train.generator is not None and self.task != "rtd":
             raise ValueError(f"train.generator guesses tokens for train.task=rtd, and this is {self.task}: leave it out")
-        if self.train.mask is not None and self.task not in HIDING and not self.warm_up_epochs:
+        hides = self.task in HIDING or (self.task == "distill" and self.card.stream)
+        if self.train.mask is not None and not hides and not self.warm_up_epochs:
             other = ", or a warm-up before it: train.pretrain=30" if self.task in LABELLED else ""
             raise ValueError(f"train.mask hides tokens to be found, and {self.task} hides none: it needs train.task=mlm{other}")
         share = MASK if self.train.mask is None else self.train.mask

@@ -1,1 +1,1 @@
-"""A cheap encoder that learns the sentence embeddings of a larger one (task.py)."""
+"""A cheap encoder that learns from a larger one: its hidden states (tokens.py) or its sentence embeddings (task.py)."""

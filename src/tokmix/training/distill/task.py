@@ -22,7 +22,7 @@ from tokmix.data.batches.rows import Batch, Batches, RowBatches
 from tokmix.data.tokens import TokenFiles
 from tokmix.training.contrast import mean_of
 from tokmix.training.defaults import default_tokens
-from tokmix.training.distill.teacher import Vectors
+from tokmix.training.distill.teacher import Vectors, start_of_embedding
 from tokmix.training.distributed import World
 from tokmix.training.settings import Settings
 from tokmix.training.task import TrainingTask
@@ -62,10 +62,8 @@ class Distill(TrainingTask):
         model = super().build(device)
         if self.start is None:
             alone = torch.from_numpy(self.vectors.of("vocabulary").astype(np.float32) @ self.directions)  # [V, D]
-            known = alone.abs().sum(1, keepdim=True) > 0  # a token that the teacher does not know keeps its random start
-            unit = F.normalize(alone, dim=1) * self.config.dim**0.5 * self.config.embedding_std
             with torch.no_grad():
-                model.embedding.weight.copy_(torch.where(known.to(device), unit.to(device), model.embedding.weight))
+                model.embedding.weight.copy_(start_of_embedding(alone.to(device), model.embedding.weight, self.config.embedding_std))
         return model
 
     def batches(self, split: str, world: World, rows: np.ndarray | None = None, shuffle: bool = False) -> Batches:

@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokmix.core.optional import need, np
+from tokmix.core.segments import Segments
 from tokmix.data.batches.rows import lay_out
+from tokmix.data.card import Card
 from tokmix.data.prepare.tokenize import load_tokenizer
 from tokmix.data.tokens import TokenFiles, TokenSplit
 from tokmix.runs.files import JsonObject, read_json, sha256_file, write_json
@@ -32,14 +34,32 @@ TOKENS = 4096  # of a batch
 class Teacher:
     """A folder of a sentence encoder as save_pretrained and sentence-transformers write it."""
 
-    def __init__(self, folder: str | Path, device: torch.device):
+    def __init__(self, folder: str | Path, device: torch.device, half: bool = False):
         self.folder, self.device = Path(folder), device
         check(self.folder)
         transformers = need("transformers", "a teacher")
-        self.model = transformers.AutoModel.from_pretrained(self.folder, local_files_only=True).float().eval().to(device)
+        model = transformers.AutoModel.from_pretrained(self.folder, local_files_only=True).eval().requires_grad_(False)
+        self.model = model.to(device, torch.bfloat16 if half else torch.float32)
         self.width = int(self.model.config.hidden_size)
         words = self.model.get_input_embeddings().weight.numel()
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters()) - words  # a token is multiplied with each
+
+    def card(self) -> JsonObject:
+        return {"name": self.folder.name, "sha256": sha256_file(self.folder / "config.json")[1]}
+
+    def states(self, ids: Tensor, segments: Segments | None = None) -> tuple[Tensor, ...]:
+        """Of the embedding and of each layer, [B, T, width] each."""
+        width = ids.shape[1]
+        mask = None if segments is None else segments.mask[:, None, None, :].expand(-1, 1, width, width)
+        found: tuple[Tensor, ...] = self.model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states
+        return found
+
+    def vocabulary(self, card: Card) -> np.ndarray:
+        """A vector for each token read alone, [V, width] float16; zeros for what the teacher does not know."""
+        roles, words = card.tokenizer["roles"], len(load_tokenizer(self.folder / "tokenizer.json").get_vocab())
+        found = np.zeros((card.tokenizer["vocab"], self.width), dtype=np.float16)
+        found[:words] = self.vectors([np.array([roles["cls"], token, roles["sep"]]) for token in range(words)])
+        return found
 
     @torch.inference_mode()
     def vectors(self, texts: list[np.ndarray]) -> np.ndarray:
@@ -77,6 +97,19 @@ def check(folder: Path) -> None:
         raise ValueError(f"{folder} does not take the mean over its tokens, and distill learns from teachers that do")
 
 
+def check_tokenizer(teacher: str | Path, files: TokenFiles) -> None:
+    words = load_tokenizer(Path(teacher) / "tokenizer.json").get_vocab()
+    if not words.items() <= files.tokenizer().get_vocab().items():  # `prepare` may add a token for the end of a text
+        raise ValueError(f"{files.folder} was prepared with another tokenizer than that of the teacher {teacher}")
+
+
+def start_of_embedding(words: Tensor, fresh: Tensor, std: float) -> Tensor:
+    """words [V, D]: what the teacher says of each token; a token that it does not know keeps its fresh weights."""
+    known = words.abs().sum(1, keepdim=True) > 0
+    unit = F.normalize(words, dim=1) * words.shape[1] ** 0.5 * std
+    return torch.where(known, unit, fresh)
+
+
 class Vectors:
     """The vectors beside a prepared folder: `make` computes what is missing."""
 
@@ -85,9 +118,7 @@ class Vectors:
 
     def make(self, teacher: str, device: torch.device, progress: bool | None = None) -> None:
         check(Path(teacher))
-        words = load_tokenizer(Path(teacher) / "tokenizer.json").get_vocab()
-        if not words.items() <= self.files.tokenizer().get_vocab().items():  # `prepare` may add a token for the end of a text
-            raise ValueError(f"{self.files.folder} was prepared with another tokenizer than that of the teacher {teacher}")
+        check_tokenizer(teacher, self.files)
         card: JsonObject = {"name": Path(teacher).name, "sha256": sha256_file(Path(teacher) / "config.json")[1], "seconds": 0.0}
         if (self.folder / CARD).is_file():
             if self.card["sha256"] != card["sha256"]:
@@ -101,7 +132,7 @@ class Vectors:
         card |= {"width": model.width, "tokens": tokens, "flops": 2 * model.parameters * tokens}
         write_json(self.folder / CARD, card)
         with Progress(progress) as bars:
-            self._write_vocabulary(model, len(words))
+            self._write_vocabulary(model)
             for name in self.files.splits:
                 self._write_rows(model, self.files[name], bars, card)
 
@@ -129,14 +160,9 @@ class Vectors:
         rows = path.stat().st_size // (2 * width) if path.is_file() else 0
         return np.memmap(path, dtype="float16", mode="r", shape=(rows, width)) if rows else np.zeros((0, width), dtype=np.float16)
 
-    def _write_vocabulary(self, teacher: Teacher, words: int) -> None:
-        """Zeros for what the teacher does not know."""
-        roles, size = self.files.card.tokenizer["roles"], self.files.card.tokenizer["vocab"]
-        if len(self._known("vocabulary")) == size:
-            return
-        found = np.zeros((size, teacher.width), dtype=np.float16)
-        found[:words] = teacher.vectors([np.array([roles["cls"], token, roles["sep"]]) for token in range(words)])
-        self._path("vocabulary").write_bytes(found.tobytes())
+    def _write_vocabulary(self, teacher: Teacher) -> None:
+        if len(self._known("vocabulary")) != self.files.card.tokenizer["vocab"]:
+            self._path("vocabulary").write_bytes(teacher.vocabulary(self.files.card).tobytes())
 
     def _write_rows(self, teacher: Teacher, split: TokenSplit, bars: Progress, card: JsonObject) -> None:
         begin, size = len(self._known(split.name)), 2 * teacher.width
