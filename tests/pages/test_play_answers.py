@@ -22,9 +22,9 @@ from tests import browser as browsers
 from tests.lab import settings, write_scores
 from tests.serving import GOOD, SHORT, Server, lines
 from tokmix import Model, generate
-from tokmix.pages.play.app import _texts as texts_of
-from tokmix.pages.play.ask import MAX_NEW, TEXT
+from tokmix.pages.play.ask import MAX_NEW, TEXT, Predict
 from tokmix.pages.play.engine import MAP_TOKENS, WORDS, PlayService, attention_config
+from tokmix.pages.requests import Refusal
 from tokmix.study.explain.words import attribute
 from tokmix.training import model_folder
 from tokmix.training.generate import stream
@@ -77,14 +77,12 @@ def test_the_words_of_a_text_carry_what_they_did(films: Server, writer: Server, 
 
 
 def test_a_model_of_pairs_asks_for_two_texts(tmp_path: Path) -> None:
-    from fastapi import HTTPException
-
     train(write_scores(tmp_path / "pairs.tsv", 60), tmp_path / "pairs", settings(**SHORT), quiet=True)
     engine = PlayService(model_folder.load(tmp_path / "pairs"))
     assert engine.facts()["pair"] is True
-    with pytest.raises(HTTPException, match="'text2' is missing"):
-        texts_of(engine, dict(GOOD))
-    texts = texts_of(engine, {**GOOD, "text2": "dull road"})
+    with pytest.raises(Refusal, match="'text2' is missing"):
+        Predict(**GOOD).texts(engine.pair)
+    texts = Predict(**GOOD, text2="dull road").texts(engine.pair)
     (known,) = Predictor(model_folder.load(tmp_path / "pairs"))([(GOOD["text"], "dull road")])
     found = engine.predict(texts)
     assert found["main"]["score"] == pytest.approx(known["score"], abs=1e-5) and "score" not in found["other"]
