@@ -130,6 +130,9 @@ def _gpt2(session: Session, size: Size, prompt: Tensor) -> tuple[list[Row], list
     torch.nn.Module.to(model, session.device, session.dtype)
     step = torch.compile(model, mode="reduce-overhead") if session.device == "cuda" else model
 
+    places = torch.arange(size.prompt, size.prompt + size.new, device=prompt.device).view(-1, 1, 1).unbind()
+    kept = StaticCache(config=config, max_cache_len=size.prompt + size.new)  # one for all turns: what is recorded knows its address
+
     @torch.inference_mode()
     def once(cache: object, one: Callable[..., object]) -> Iterator[object]:
         out: object = model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -137,11 +140,14 @@ def _gpt2(session: Session, size: Size, prompt: Tensor) -> tuple[list[Row], list
             ids = out.logits[:, -1:].argmax(-1)  # type: ignore[attr-defined]
             yield ids.tolist()
             if at < size.new - 1:
-                where = torch.tensor([[size.prompt + at]], device=prompt.device)
-                out = one(ids, past_key_values=cache, use_cache=True, position_ids=where)
+                out = one(ids, past_key_values=cache, use_cache=True, position_ids=places[at])
 
     count = sum(parameter.numel() for parameter in model.parameters())
     static = "StaticCache, compiled" if session.device == "cuda" else "StaticCache"
     rows = [{"name": RIVAL, "body": body, "parameters": count} for body in ("DynamicCache", static)]
-    fixed = lambda: StaticCache(config=config, max_cache_len=size.prompt + size.new)
-    return rows, [lambda: once(DynamicCache(config=config), model), lambda: once(fixed(), step)]
+
+    def static_cache() -> StaticCache:
+        kept.reset()
+        return kept
+
+    return rows, [lambda: once(DynamicCache(config=config), model), lambda: once(static_cache(), step)]

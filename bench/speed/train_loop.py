@@ -13,10 +13,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bench.speed.session import Session
 from tokmix.data.batches.rows import Batch
@@ -43,38 +44,59 @@ class Unsaved(Engine):
         self.look()
 
 
+@dataclass(frozen=True)
+class Case:
+    """given: settings beside ALIKE. words: fewest, mean and most of a row. compiled: whether compiling is tried too, which takes about
+    20 s for each shape of batch."""
+
+    task: str
+    given: dict[str, object]
+    words: tuple[int, int, int] = (4, 32, 60)
+    steps: int = 200
+    compiled: bool = False
+
+
+SENTENCES, TEXT = (2, 14, 50), (50, 225, 400)  # words of a row; SST-2's have 17 tokens
+LM: dict[str, object] = {"model.dim": 512, "model.length": 512, "train.tokens": 32_768}
+MLM: dict[str, object] = {"model.dim": 384, "model.length": 128, "train.tokens": 32_768}
+PAPER: dict[str, object] = {"model.dim": 256, "model.feed_forward": 512, "train.rows": 128}
+CASES = {
+    "HyperMixer, sentences": Case("classify", PAPER | {"model.stack": "hypermixing(hidden=512)*6"}, SENTENCES),
+    "default, sentences": Case("classify", {}, SENTENCES),
+    "hybrid LM": Case("lm", LM | {"model.stack": "(hsm*3, attention(heads=8))*2"}, TEXT, 20, True),
+    "attention LM": Case("lm", LM | {"model.stack": "attention(heads=8)*8"}, TEXT, 20, True),
+    "MLM encoder": Case("mlm", MLM | {"model.stack": "hypermixing(heads=6, hidden=384, shift=1)*8"}, TEXT, 20, True),
+}
+ON_CPU = {"classify": Case("classify", {}, steps=10), "lm": Case("lm", {}, TEXT, 10)}
+SMALL: dict[str, object] = {"model.dim": 16, "train.tokens": 256, "model.length": 32}
+# Without what a plain loop would not do.
+ALIKE: dict[str, object] = {"train.holdout": 0.0, "train.token_dropout": 0.0, "train.average": 0.0, "train.steps": 10**6}
+
+
 def run(session: Session) -> None:
+    cases = CASES if session.device == "cuda" and not session.asked.quick else ON_CPU
     with tempfile.TemporaryDirectory(prefix="tokmix-bench-") as folder:
-        for task in ("classify", "lm"):
-            if session.wanted(task) and not session.late():
-                _compare(session, task, Path(folder))
-
-
-def _settings(session: Session, task: str) -> Settings:
-    """The lab's own defaults, without what a plain loop would not do; on a GPU larger, so that there is something to compute."""
-    known: dict[str, float] = {"train.holdout": 0.0, "train.token_dropout": 0.0, "train.average": 0.0, "train.steps": 10**6}
-    if session.asked.quick:
-        known |= {"model.dim": 16, "train.tokens": 256, "model.length": 32}
-    elif session.device == "cuda":
-        known |= {"model.dim": 512, "train.tokens": 32_768, "train.rows": 512, "model.length": 1024}
-    return Settings.of(None, known)
+        for name, case in cases.items():
+            if session.wanted(name) and not session.late():
+                _compare(session, name, case, Path(folder))
 
 
 def _words(count: int, draw: random.Random) -> str:
     return " ".join(f"w{min(int(draw.expovariate(8) * WORDS), WORDS - 1)}" for _ in range(count))
 
 
-def write_data(folder: Path, task: str, quick: bool) -> Path:
+def write_data(folder: Path, case: Case, rows: int) -> Path:
     """Made-up text: its words say nothing, and time does not depend on what they say."""
     draw = random.Random(SEED)
-    rows = 200 if quick else 4000
-    if task == "lm":
-        path = folder / "text.txt"
-        path.write_text("\n".join(_words(draw.randint(50, 400), draw) for _ in range(rows)) + "\n", encoding="utf-8")
-    else:
+    least, mean, most = case.words
+    even = 2 * mean == least + most
+    counts = (draw.randint(least, most) if even else min(least + int(draw.expovariate(1 / (mean - least))), most) for _ in range(rows))
+    if case.task == "classify":
         path = folder / "rows.csv"
-        lines = [f"{_words(draw.randint(4, 60), draw)},{draw.choice(['good', 'bad'])}" for _ in range(rows)]
-        path.write_text("text,label\n" + "\n".join(lines) + "\n", encoding="utf-8")
+        lines = ["text,label", *(f"{_words(count, draw)},{draw.choice(['good', 'bad'])}" for count in counts)]
+    else:
+        path, lines = folder / "text.txt", [_words(count, draw) for count in counts]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
@@ -87,6 +109,10 @@ class Plain:
         self.model.train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
 
+    def forward(self, *inputs: object) -> Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            return self.model(*inputs)  # type: ignore[no-any-return]
+
     def run(self, steps: int) -> int:
         """-> tokens read"""
         tokens, losses = 0, []
@@ -94,9 +120,7 @@ class Plain:
             batch = next(self.batches)
             moved = batch.to(self.device)
             self.optimizer.zero_grad()
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-                outputs = self.model(moved.ids, moved.segments)
-            loss = self.work.loss(outputs, moved) / max(batch.total, 1)
+            loss = self.work.batch_loss(self.forward, moved) / max(batch.total, 1)
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
@@ -141,9 +165,7 @@ class Graphed(Plain):
         def step() -> None:
             self.optimizer.zero_grad()
             given = slot.batch(batch)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-                outputs = self.model(given.ids, given.segments)
-            loss = self.work.loss(outputs, given) * slot.scale
+            loss = self.work.batch_loss(self.forward, given) * slot.scale
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
@@ -174,13 +196,19 @@ def _endless(work: TrainingTask, world: World) -> Iterator[Batch]:
         epoch += 1
 
 
-def _compare(session: Session, task: str, folder: Path) -> None:
-    out = folder / task
-    prepare(write_data(folder, task, session.asked.quick), out, progress=False, vocab=500 if session.asked.quick else 4000, task=task)
-    work = TrainingTask(TokenFiles(out), _settings(session, task))
+def _compare(session: Session, name: str, case: Case, folder: Path) -> None:
+    quick, gpu = session.asked.quick, session.device == "cuda"
+    kind = "classify" if case.task == "classify" else "lm"
+    out = folder / kind
+    if not out.exists():
+        text = write_data(folder, case, 200 if quick else 20_000 if gpu and kind == "classify" else 4000)
+        prepare(text, out, progress=False, vocab=500 if quick else 4000, task=kind)
+    given = ALIKE | {"train.task": case.task} | case.given | (SMALL if quick else {})
+    work = TrainingTask(TokenFiles(out), Settings.of(None, given))
     device = torch.device(session.device)
     world = World(device=device)
-    turns, steps, warm = (3, 3, 2) if session.asked.quick else (9, 30, 10) if session.device == "cuda" else (5, 10, 3)
+    turns, steps = (3, 3) if quick else (5, case.steps)
+    warm = 2 if quick else 2 * steps if gpu else 3  # on a GPU until every shape of batch was met
     source = _endless(work, world)
     ready = [next(source) for _ in range(turns * steps + warm)]
     loops: dict[str, Callable[[int], int]] = {
@@ -188,32 +216,34 @@ def _compare(session: Session, task: str, folder: Path) -> None:
         "plain, same reader": Plain(work, device, _endless(work, world)).run,
         "plain, batches in memory": Plain(work, device, iter(ready)).run,
     }
-    if session.device == "cuda":
-        loops |= _captured(work, world, folder, ready)
+    if gpu:
+        loops |= _captured(work, world, folder, ready, case.compiled)
     for loop in loops.values():
         loop(warm)
-    rates: dict[str, list[float]] = {name: [] for name in loops}
+    rates: dict[str, list[float]] = {body: [] for body in loops}
     for turn in range(turns):
         names = list(loops)
         first = turn % len(names)
-        for name in names[first:] + names[:first]:  # nobody is always first
-            rates[name].append(_rate(loops[name], steps, session.device))
-    for name, found in rates.items():
-        ratios = sorted(ours / other for ours, other in zip(rates["engine"], found, strict=True))
-        session.add({"name": task, "body": name, "stack": work.config.stack, "N": work.config.max_len, "dim": work.config.dim,
+        for body in names[first:] + names[:first]:  # nobody is always first
+            rates[body].append(_rate(loops[body], steps, session.device))
+    for body, found in rates.items():
+        ours = rates["engine, compiled" if body == "captured, compiled" else "engine"]
+        ratios = sorted(mine / other for mine, other in zip(ours, found, strict=True))
+        session.add({"name": name, "body": body, "stack": work.config.stack, "N": work.config.max_len, "dim": work.config.dim,
                      "steps": steps, "turns": turns, "rates": found, "tokens_per_s": statistics.median(found),
                      "ratio": statistics.median(ratios), "ratio_least": ratios[0], "ratio_most": ratios[-1]})  # fmt: skip
 
 
-def _captured(work: TrainingTask, world: World, folder: Path, ready: list[Batch]) -> dict[str, Callable[[int], int]]:
+def _captured(work: TrainingTask, world: World, folder: Path, ready: list[Batch], compiled: bool) -> dict[str, Callable[[int], int]]:
     """Rivals that are recorded, and the engine with what one of them has."""
     shaped = Engine(work, world, Checkpoints(folder))  # as the engine shapes its batches
     placed = [shaped.prepare(batch).to(world.device) for batch in ready]
-    return {
-        "engine, compiled": ByEngine(work, world, folder, compiled=True).run,
-        "captured": Graphed(work, world.device, iter(placed), CudaRecorder(world.device), compiled=False).run,
-        "captured, compiled": Graphed(work, world.device, iter(placed), CudaRecorder(world.device), compiled=True).run,
-    }
+    recorder = CudaRecorder(world.device)
+    loops = {"captured": Graphed(work, world.device, iter(placed), recorder, compiled=False).run}
+    if compiled:
+        loops["engine, compiled"] = ByEngine(work, world, folder, compiled=True).run
+        loops["captured, compiled"] = Graphed(work, world.device, iter(placed), CudaRecorder(world.device), compiled=True).run
+    return loops
 
 
 def _rate(loop: Callable[[int], int], steps: int, device: str) -> float:

@@ -196,7 +196,7 @@ def test_engine_and_plain_loop_read_the_same_batches_and_learn_the_same(tmp_path
     from tokmix.training.settings import Settings
     from tokmix.training.task import TrainingTask
 
-    prepare(train_loop.write_data(tmp_path, "classify", quick=True), tmp_path / "data", progress=False, vocab=300)
+    prepare(train_loop.write_data(tmp_path, train_loop.ON_CPU["classify"], 200), tmp_path / "data", progress=False, vocab=300)
     given = {"train.holdout": 0.0, "train.token_dropout": 0.0, "model.dim": 16, "train.tokens": 256, "model.dropout": 0.0}
     given |= {"train.lr": 1e-4, "train.average": 0.0, "train.warmup": 0.0, "train.weight_decay": 0.01, "train.beta2": 0.999}
     work, world = TrainingTask(TokenFiles(tmp_path / "data"), Settings.of(None, given | {"train.steps": 1000})), World()
@@ -226,7 +226,7 @@ def test_a_captured_loop_by_hand_makes_the_steps_of_the_plain_one(tmp_path: Path
     from tokmix.training.settings import Settings
     from tokmix.training.task import TrainingTask
 
-    prepare(train_loop.write_data(tmp_path, "classify", quick=True), tmp_path / "data", progress=False, vocab=300)
+    prepare(train_loop.write_data(tmp_path, train_loop.ON_CPU["classify"], 200), tmp_path / "data", progress=False, vocab=300)
     given = {"train.holdout": 0.0, "model.dim": 16, "train.tokens": 256, "model.dropout": 0.0}
     work, world, recorder = TrainingTask(TokenFiles(tmp_path / "data"), Settings.of(None, given)), World(), Remembering()
     plain = train_loop.Plain(work, world.device, train_loop._endless(work, world))

@@ -25,6 +25,7 @@ from tokmix.training.settings import Settings
 from tokmix.training.static_shapes import LADDER, BatchSlot, bucket, pad
 from tokmix.training.step import Step
 from tokmix.training.task import TrainingTask
+from tokmix.training.tasks import task_for
 from tokmix.training.train import run
 
 GIVEN = {
@@ -104,10 +105,16 @@ def test_the_ladder_has_few_sizes_and_none_wastes_much():
     assert bucket(60, 60) == 60 and bucket(50, 60) == 60 and bucket(30, 60) == 32 and bucket(70, 60) == 96
 
 
-@pytest.mark.parametrize("kind", ["table", "scores", "labels", "text", "mlm"])
+@pytest.mark.parametrize("kind", ["table", "balanced", "scores", "labels", "text", "mlm"])
 def test_a_padded_batch_has_the_same_loss_and_gradients(request, kind):
-    data = request.getfixturevalue("text" if kind == "mlm" else kind)
-    more = {"train.task": "mlm", "model.length": 24} if kind == "mlm" else {}
+    data = request.getfixturevalue({"mlm": "text", "balanced": "table"}.get(kind, kind))
+    more = (
+        {"train.task": "mlm", "model.length": 24}
+        if kind == "mlm"
+        else {"train.balance": True, "train.rows": 13}
+        if kind == "balanced"
+        else {}
+    )
     more |= {"model.stack": "hsm, attention(heads=2)", "model.length": 24} if kind == "text" else {}
     task = task_of(data, **more)
     step, batches = step_of(task, False), task.train_batches(World())
@@ -223,6 +230,34 @@ def test_on_a_gpu_a_resumed_run_ends_with_the_same_bits(table, tmp_path, monkeyp
     run(table, tmp_path / "run", settings, resume=True, quiet=True)
     one, other = (load_tensors(tmp_path / name / "model" / "model.safetensors")[0] for name in ("whole", "run"))
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+@on_gpu
+@pytest.mark.parametrize("task", ["table", "scores", "labels", "mlm", "rtd", "text"])
+def test_on_a_gpu_every_task_is_captured(request, tmp_path, task):
+    """With a reader that pins memory while shapes are recorded, and classes that are balanced."""
+    data = request.getfixturevalue({"mlm": "text", "rtd": "text"}.get(task, task))
+    made = GIVEN | {"model.dropout": 0.2, "train.device": "cuda", "train.balance": task == "table", "model.length": 24}
+    made |= {"train.task": task} if task in ("mlm", "rtd") else {}
+    made |= {"model.stack": "hsm, attention(heads=2)"} if task == "text" else {}
+    engine = Engine(task_for(TokenFiles(data), Settings.of(None, made)), World(device=torch.device("cuda")), Checkpoints(tmp_path))
+    for _ in range(12):
+        engine.step()
+    assert engine.update.reason is None and engine.update.graphs
+    assert all(0 < loss < 100 for loss in engine.look())
+
+
+@on_gpu
+def test_on_a_gpu_a_step_that_asks_the_device_runs_eager_with_its_dropout(table, tmp_path):
+    """A recording that breaks off leaves the random generator as it was."""
+    made = GIVEN | {"model.dropout": 0.5, "train.device": "cuda"}
+    engine = Engine(TrainingTask(TokenFiles(table), Settings.of(None, made)), World(device=torch.device("cuda")), Checkpoints(tmp_path))
+    said: list[str] = []
+    engine.say = said.append
+    engine.model.norm.register_forward_hook(lambda module, given, found: found * (1 + 0 * float(found.sum().item())))
+    _, batches = engine._next_batches(0, 0)
+    losses = [float(engine.update(batches, [seed], 0.0, 0.0)[0]) for seed in (1, 2, 1)]
+    assert len(said) == 1 and losses[0] == losses[2] != losses[1]
 
 
 @on_gpu

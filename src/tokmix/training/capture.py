@@ -10,6 +10,7 @@ set from (seed, step) before it, so a resumed run repeats the numbers. Runs side
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Generic, Protocol, Self
@@ -17,7 +18,7 @@ from typing import Generic, Protocol, Self
 import torch
 from torch import Tensor
 
-from tokmix.training.step import B, Step
+from tokmix.training.step import B, Step, generator_of
 
 WARM = 3  # runs before recording, in which libraries and kernels choose their way
 
@@ -48,14 +49,17 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Warms up on a stream of its own, as CUDA graphs want it, and records into one memory pool."""
+    """Warms up on a stream of its own, as CUDA graphs want it, and records into one memory pool. What other threads ask of CUDA
+    meanwhile (the reader pins the memory of its batches) does not spoil a recording."""
 
     def __init__(self, device: torch.device):
         self.device, self.stream, self.pool = device, torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
     def warm(self, work: Work) -> None:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), warnings.catch_warnings():
+            # Of a first product in autograd's own thread, and of gradients asked for on a side stream: both are meant here.
+            warnings.filterwarnings("ignore", "Attempting to run cuBLAS|The AccumulateGrad node's stream")
             for _ in range(WARM):
                 work()
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
@@ -63,7 +67,7 @@ class CudaRecorder:
 
     def record(self, work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
             work()
         return graph.replay
 
@@ -74,7 +78,7 @@ class Turn:
 
     def __init__(self, device: torch.device):
         self.device, self.stream = device, torch.cuda.Stream(device)
-        self.default = torch.cuda.default_generators[device.index or 0]
+        self.default = generator_of(device)
         self.own = self.default.clone_state()
         self.before: list[tuple[torch.Generator, AbstractContextManager[None]]] = []
 
@@ -147,7 +151,7 @@ class Captured(Generic[B]):
             slot.fill(batch)
             slot.scale.fill_(batch.weight / targets)
             if seed is not None:
-                torch.manual_seed(seed)
+                self.step.generator.manual_seed(seed)
             replay()
         if not self.whole:
             if self.finish is None:

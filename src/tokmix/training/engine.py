@@ -121,14 +121,15 @@ class Engine:
     @contextmanager
     def untouched(self) -> Iterator[None]:
         """Steps inside of it leave no trace. Only before the first step of a run."""
-        before = [tensor.detach().clone() for tensor in state.changed_by_steps(self.model, self.average)]
+        with self.turn:
+            before = [tensor.detach().clone() for tensor in state.changed_by_steps(self.model, self.average)]
         try:
             yield
         finally:
-            with torch.no_grad():
+            with self.turn, torch.no_grad():
                 for tensor, was in zip(state.changed_by_steps(self.model, self.average), before, strict=True):
                     tensor.copy_(was)
-            self.optimizers.reset()
+                self.optimizers.reset()
 
     def time_step(self, inner: int = 0) -> float:
         """Seconds of one step of the first epoch, done once."""
@@ -141,10 +142,13 @@ class Engine:
     def estimate_pace(self) -> float:
         """Seconds of the mean step."""
         if self.pacing.pace is None:
+            quarters = [self.batches.steps(0) * place // 4 for place in range(4)]
             with self.untouched():
-                times = [self.time_step(self.batches.steps(0) * place // 4) for place in (0, 0, 1, 2, 3)]
+                for inner in quarters if isinstance(self.update, Captured) else quarters[:1]:  # recording is no part of a step
+                    self.time_step(inner)
+                times = [self.time_step(inner) for inner in quarters]
             grown = self.growth.mean() / self.growth.at(0, self.most)
-            self.pacing.pace = float(self.world.agree(grown * sum(times[1:]) / 4))  # the first one warms up
+            self.pacing.pace = float(self.world.agree(grown * sum(times) / 4))
         return self.pacing.pace
 
     def compile_pays(self) -> bool:
@@ -170,6 +174,8 @@ class Engine:
     def start(self) -> None:
         """Before the first step of this process."""
         progress = self.progress
+        if self.world.device.type == "cuda":  # a stream of its own does not wait for the copying of the weights
+            torch.cuda.synchronize(self.world.device)
         if progress.step < progress.total:
             self.meter.start()
         if self.train.minutes is not None and progress.step == 0:

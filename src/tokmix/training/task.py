@@ -248,7 +248,8 @@ class TrainingTask:
         smoothing = self.train.label_smoothing if self.task == "classify" else 0.0
         weights = batch.row_weights
         if self.class_weights is not None:
-            balanced = self.class_weights.to(outputs.device)[batch.targets]
+            self.class_weights = self.class_weights.to(outputs.device)  # once: a CUDA graph cannot copy from the host
+            balanced = self.class_weights[batch.targets.clamp(min=0)]  # added rows have no class, and no loss
             weights = balanced if weights is None else weights * balanced
         return loss(self.task, outputs, batch.targets, self.deviation, smoothing, weights)
 
