@@ -29,6 +29,7 @@ from tokmix.core.model import Model, ModelConfig
 from tokmix.core.optional import np
 from tokmix.core.seeds import seeded
 from tokmix.training import replicas
+from tokmix.training.precision import autocast
 from tokmix.training.step import Forward
 
 EVAL_TOKENS = 2**14  # scored at once
@@ -113,7 +114,7 @@ class Scorer:
         return found if tokens < len(self.ids) - 1 else found | {"bits_per_byte": nats / math.log(2) / self.bytes}
 
     def _sums(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        with replicas.autocast(self.device, self.precision):
+        with autocast(self.device, self.precision):
             logits = model(inputs).float()
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         return torch.stack([nats, (logits.argmax(-1) == targets).sum()]).double()

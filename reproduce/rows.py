@@ -32,6 +32,7 @@ from tokmix.core.seeds import seeded
 from tokmix.core.segments import Segments
 from tokmix.training import replicas
 from tokmix.training.meter import energy_counter
+from tokmix.training.precision import autocast
 from tokmix.training.step import Forward
 
 BUCKETS = 3
@@ -64,7 +65,7 @@ class Split:
         device = self.ids.device
         right, sound = torch.zeros(len(self), dtype=torch.bool, device=device), torch.ones((), dtype=torch.bool, device=device)
         model.eval()
-        with torch.no_grad(), replicas.autocast(device, precision):
+        with torch.no_grad(), autocast(device, precision):
             for index, width in self._by_length(EVALUATED[device.type]):
                 logits = self.logits(model, index, width)
                 right[index] = logits.argmax(1) == self.labels[index]

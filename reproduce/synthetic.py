@@ -31,6 +31,7 @@ from tokmix.core.seeds import seeded
 from tokmix.data import synthetic
 from tokmix.data.batches.mask import IGNORE
 from tokmix.training import replicas
+from tokmix.training.precision import autocast
 from tokmix.training.step import Forward
 from tokmix.training.synthetic import LOWEST_RATE, AutoEncoder, config
 
@@ -115,7 +116,7 @@ def accuracy(model: nn.Module, data: Rows, device: torch.device) -> float:
     """The share of what is asked at which the likeliest token is the one wanted."""
     model.eval()
     right = torch.zeros((), dtype=torch.long, device=device)
-    with replicas.autocast(device, "bf16"):
+    with autocast(device, "bf16"):
         for index in torch.arange(len(data.inputs), device=device).split(EVALUATED):
             right += (data.logits(model, index).argmax(-1) == data.wanted[index]).sum()
     model.train()

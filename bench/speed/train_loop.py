@@ -238,8 +238,9 @@ def _captured(work: TrainingTask, world: World, folder: Path, ready: list[Batch]
     """Rivals that are recorded, and the engine with what one of them has."""
     shaped = Engine(work, world, Checkpoints(folder))  # as the engine shapes its batches
     placed = [shaped.prepare(batch).to(world.device) for batch in ready]
-    recorder = CudaRecorder(world.device)
-    loops = {"captured": Graphed(work, world.device, iter(placed), recorder, compiled=False).run}
+    loops: dict[str, Callable[[int], int]] = {
+        "captured": Graphed(work, world.device, iter(placed), CudaRecorder(world.device), compiled=False).run
+    }
     if compiled:
         loops["engine, compiled"] = ByEngine(work, world, folder, compiled=True).run
         loops["captured, compiled"] = Graphed(work, world.device, iter(placed), CudaRecorder(world.device), compiled=True).run

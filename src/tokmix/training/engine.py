@@ -1,8 +1,5 @@
 """A run of `train`, its warm-up, `tune` and `compare`: what is due before, at and after each step. One process or several.
 
-Hugging Face's Trainer is for a user's own scripts (tokmix.hf). Here it would not do: it resumes within an epoch by reading the seen
-batches again, pickles its generators' states, and needs the number of steps beforehand, which --minutes does not know.
-
 The rule: a step (step.py) is a function of the weights, the optimizer's state and (seed, step). A run that continues from any
 checkpoint repeats the same numbers.
 """
@@ -121,15 +118,13 @@ class Engine:
     @contextmanager
     def untouched(self) -> Iterator[None]:
         """Steps inside of it leave no trace. Only before the first step of a run."""
+        changed = state.changed_by_steps(self.model, self.average)
         with self.turn:
-            before = [tensor.detach().clone() for tensor in state.changed_by_steps(self.model, self.average)]
-        try:
+            before = [tensor.detach().clone() for tensor in changed]
             yield
-        finally:
-            with self.turn, torch.no_grad():
-                for tensor, was in zip(state.changed_by_steps(self.model, self.average), before, strict=True):
-                    tensor.copy_(was)
-                self.optimizers.reset()
+            for tensor, was in zip(changed, before, strict=True):
+                tensor.detach().copy_(was)
+            self.optimizers.reset()
 
     def time_step(self, inner: int = 0) -> float:
         """Seconds of one step of the first epoch, done once."""
@@ -274,13 +269,11 @@ class Engine:
     def _update(self, batches: list[Batch], step: int) -> Tensor:
         """A function of the weights, the optimizer's state and (seed, step) -> [2]: loss, gradient norm"""
         seeds = [number(self.train.seed, step, self.world.rank, 3, *([place] if place else [])) >> 1 for place in range(len(batches))]
-        hidden = [replace(batch, ids=self._hide(batch, seed)) for batch, seed in zip(batches, seeds, strict=True)]
+        hide = lambda ids, seed: self.work.hide_tokens(ids, torch.Generator().manual_seed(seed ^ 1))
+        hidden = [replace(batch, ids=hide(batch.ids, seed)) for batch, seed in zip(batches, seeds, strict=True)]
         rate = learning_rate(step, self.progress.total, self.work.lr, self.train.warmup, self.train.final_lr, self.train.schedule)
         keep = min(self.work.average, (1 + step) / (10 + step))  # the first weights are soon forgotten
         return self.update(hidden, seeds, rate, keep)
-
-    def _hide(self, batch: Batch, seed: int) -> Tensor:
-        return self.work.hide_tokens(batch.ids, torch.Generator().manual_seed(seed ^ 1))
 
     def look(self) -> list[float]:
         """The losses since the last line of the log; an error where one of them, or a gradient, is not finite."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -174,10 +174,3 @@ def train(
 
     loop.train(members, after)
     return [member.left_out for member in members]
-
-
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """For scoring, on the float32 weights. On a CPU everything is float32: bfloat16 is no faster there."""
-    if precision == "float32" or device.type != "cuda":
-        return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
