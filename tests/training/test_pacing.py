@@ -184,7 +184,7 @@ def test_stopped_after_every_step_it_ends_with_the_same_bits(data, tmp_path, mor
     while broken.progress.step < 6:
         broken.step()
         broken.evaluate_if_due()
-        broken.save()
+        broken.save(wait=True)
         broken = engine("b")
         assert broken.restore()
     broken.run()
