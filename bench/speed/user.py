@@ -129,7 +129,7 @@ def run(session: Session) -> None:
 
 def _data(work: Work) -> None:
     """Train and test tables as rows of text and label, the rows to predict, and running text."""
-    from tokmix.data import snippets
+    from bench.speed import snippets
 
     library = snippets.standard_library()
     if work.session.asked.data is None:

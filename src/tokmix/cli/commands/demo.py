@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import argparse
 
-ABOUT = "train two small models on the source of Python's standard library, in a few minutes"
+ABOUT = "train a small model on the source of Python's standard library and report on it, in a few minutes"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    kinds = "stdlib: predict the package of a snippet; shapes: a toy task, and which tokens read which; in a checkout"
+    kinds = "stdlib: are two lines of code in the right order; shapes: a toy task, and which tokens read which; in a checkout"
     parser.add_argument("--what", choices=["stdlib", "shapes"], default="stdlib", help=f"{kinds} (default: %(default)s)")
     parser.add_argument("--out", default="out/demo", help="folder for the results (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and data order (default: %(default)s)")

@@ -1,13 +1,11 @@
-"""The lab from end to end on text that is already here: which package of Python's standard library does a snippet come from?
+"""All steps from a table to a report, on text that is already here: do two lines of Python's standard library stand in the right order?
 
 OUT/stdlib/
-    snippets.jsonl               text, label, split, and the file it comes from
-    data/                        token files, as `tokmix prepare` writes them
-    hypermixer/, transformer/    runs, as `tokmix train` writes them; model/ in each is a model folder
-    report.html                  both of them on one page, with maps of who reads whom
+    pairs.jsonl      two neighbouring lines of code, label, split, and the file they come from
+    run/             as `tokmix train` writes it; model/ in it is the model folder
+    report.html      the run on one page, with the words that made an answer and maps of who reads whom
 
-The HyperMixer's folder answers as every run on a table does: by the network, by the bag of words or by both, whichever is best on held-out
-rows. The Transformer of equal size stands next to its network alone.
+The order of words decides here, and a bag of words sees little of it.
 """
 
 from __future__ import annotations
@@ -15,16 +13,13 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
-from tokmix.core.budget import match_parameters
-from tokmix.data import snippets
+from tokmix.cli.demo import lines
 from tokmix.data.prepare.pipeline import prepare
-from tokmix.data.tokens import TokenFiles
 from tokmix.pages import report
 from tokmix.runs.files import JsonObject
 from tokmix.study.explain.words import attribute
@@ -34,34 +29,34 @@ from tokmix.training.predict import Predictor
 from tokmix.training.progress import Interrupted
 from tokmix.training.report import clock
 from tokmix.training.settings import Settings
-from tokmix.training.task import TrainingTask
 from tokmix.training.train import run
 
 FOLDER, MARK = "stdlib", ".tokmix-demo"
-VOCAB, LENGTH = 4096, 256
-GIVEN = {"model.dim": 64, "train.lr": 3e-3, "train.epochs": 6, "train.evaluations": 6, "train.final": "test"}
-HYPERMIXER, TRANSFORMER = "hypermixing(hidden=32)*2", "attention(heads=4)*2"
+LENGTH = 256
+GIVEN = {"train.epochs": 3, "train.evaluations": 3, "train.final": "test", "train.refit": False, "train.pretrain": 0}
 BAR = 40  # characters of the longest bar
 
 
-def main(out: str | Path = "out/demo", seed: int = 0, most: int | None = None) -> dict[str, JsonObject]:
-    """Prepare, train both, print what came of it; `most`: snippets a class, where fewer will do. -> the records of both runs"""
+def main(out: str | Path = "out/demo", seed: int = 0, most: dict[str, int] | None = None) -> JsonObject:
+    """Prepare, train, print what came of it; `most`: pairs of a split, where fewer will do. -> the record of the run"""
     began, folder = time.monotonic(), Path(out) / FOLDER
     with _fresh(folder):
-        root = snippets.standard_library()
-        found = snippets.collect(root, most)
-        print(f"Which package does a snippet come from? {len(found):,} snippets of {snippets.LINES} lines from {root}", flush=True)
-        snippets.write(folder / "snippets.jsonl", found)
-        print(prepare(folder / "snippets.jsonl", folder / "data", vocab=VOCAB, max_len=LENGTH, group="file").summary(), flush=True)
-        asked = _equal(folder / "data", GIVEN | {"train.seed": seed})
-        records = {name: _train(name, folder, settings) for name, settings in asked.items()}
-        _tell(records)
+        root = lines.standard_library()
+        found = lines.collect(root, most)
+        print(f"Do two neighbouring lines of code stand in the right order? {len(found):,} pairs from {root}", flush=True)
+        lines.write(folder / "pairs.jsonl", found)
+        print(prepare(folder / "pairs.jsonl", folder / "data", max_len=LENGTH, group="file").summary(), flush=True)
+        settings = Settings.of(None, GIVEN | {"train.seed": seed})
+        print("\ntraining, with the settings that `tokmix train` chooses for pairs and 3 epochs", flush=True)
+        with redirect_stdout(io.StringIO()):  # what the run prints comes once, at the end
+            record = run(folder / "data", folder / "run", settings)
+        _tell(record)
         _predict(folder, found)
-        page = report.write([folder / name for name in records], folder / "report.html")
+        page = report.write([folder / "run"], folder / "report.html")
     _paths(folder)
     print(f"report          {page}")
     print(f"{clock(time.monotonic() - began)} in all")
-    return records
+    return record
 
 
 @contextmanager
@@ -79,66 +74,38 @@ def _fresh(folder: Path) -> Iterator[None]:
         raise KeyboardInterrupt(f"stopped; the next demo starts anew, and replaces {folder}") from None
 
 
-def _equal(data: Path, given: dict[str, object]) -> dict[str, Settings]:
-    """Settings of both: the same but for the mixer, and the feed-forward width that makes them equal in parameters."""
-    given = given | {"train.refit": False, "train.fit_time": False}  # both read the same rows as often
-    plain = Settings.of(None, given | {"model.stack": TRANSFORMER})
-    files = TokenFiles(data)
-    wanted = TrainingTask(files, plain).config
-    config = match_parameters(TrainingTask(files, Settings.of(None, given | {"model.stack": HYPERMIXER})).config, wanted)
-    matched = {"model.stack": HYPERMIXER, "model.feed_forward": config.feed_forward}
-    alone = {"model.stack": TRANSFORMER, "train.baseline": False}
-    return {"hypermixer": Settings.of(None, given | matched), "transformer": Settings.of(None, given | alone)}
-
-
-def _train(name: str, folder: Path, settings: Settings) -> JsonObject:
-    """Shows the progress bar; the output of the run is dropped, because both results are printed together at the end."""
-    print(f"\ntraining the {name}: {settings.model.stack}, width {settings.model.dim}", flush=True)
-    with redirect_stdout(io.StringIO()):
-        return run(folder / "data", folder / name, settings)
-
-
-def _tell(records: dict[str, JsonObject]) -> None:
-    kept, transformer = records["hypermixer"], records["transformer"]
-    network, bag = kept.get("network_figures") or kept["figures"], kept["baseline"]
-    cost = kept["cost"]
-    rows = [["", "accuracy", "parameters", f"FLOPs, {cost['length']} tokens", "time"]]
-    for name, record, figures in (("hypermixer", kept, network), ("transformer", transformer, transformer["figures"])):
-        spent = record["cost"]
-        rows.append([name, f"{figures['accuracy']:.4f}", f"{spent['parameters']:,}", f"{spent['flops']:,}", clock(spent["seconds"])])
+def _tell(record: JsonObject) -> None:
+    network, bag, cost = record.get("network_figures") or record["figures"], record["baseline"], record["cost"]
+    rows = [["", "accuracy", "size", "time"]]
+    bars = [("guessing", 0.5)]
     if bag is not None:
-        rows.append(["bag of words", f"{bag['accuracy']:.4f}", f"{bag['features']:,} features", "-", clock(bag["seconds"])])
-    count = kept["figures"]["rows"]
-    print(
-        f"\n{count:,} snippets of files that none of them was trained on, {len(snippets.PACKAGES)} classes of equal size\n{table(rows)}\n"
-    )
-    bars = [("transformer", transformer["figures"]["accuracy"]), ("hypermixer", network["accuracy"])]
-    if bag is not None:
-        bars += [("bag of words", bag["accuracy"]), ("tokmix train", kept["figures"]["accuracy"])]
-    print(_chart(bars, 1 / len(snippets.PACKAGES)))
-    print(f"guessing is right in {1 / len(snippets.PACKAGES):.3f} of cases")
-    print(baseline.ABSENT if bag is None else f"`tokmix train` answers by the {kept['answers']['by']}, chosen on held-out rows of train")
+        rows.append(["bag of words", f"{bag['accuracy']:.4f}", f"{bag['features']:,} features", clock(bag["seconds"])])
+        bars.append(("bag of words", bag["accuracy"]))
+    rows.append(["network", f"{network['accuracy']:.4f}", f"{cost['parameters']:,} parameters", clock(cost["seconds"])])
+    bars += [("network", network["accuracy"]), ("tokmix train", record["figures"]["accuracy"])]
+    print(f"\n{record['figures']['rows']:,} pairs from files that were not read in training\n{table(rows)}\n\n{_chart(bars)}")
+    print(baseline.ABSENT if bag is None else f"`tokmix train` answers by the {record['answers']['by']}, chosen on held-out rows of train")
 
 
-def _chart(bars: list[tuple[str, float]], chance: float) -> str:
-    """A bar for each figure, from the chance level on."""
+def _chart(bars: list[tuple[str, float]]) -> str:
     width = max(len(name) for name, _ in bars)
-    return "\n".join(f"{name:<{width}}  {'█' * max(1, round(BAR * (value - chance) / (1 - chance)))} {value:.4f}" for name, value in bars)
+    return "\n".join(f"{name:<{width}}  {'█' * max(1, round(BAR * value))} {value:.4f}" for name, value in bars)
 
 
-def _predict(folder: Path, found: list[snippets.Snippet]) -> None:
-    one = next(snippet for snippet in found if snippet.split == "test" and snippet.label == snippets.PACKAGES[0])
-    trained = model_folder.load(folder / "hypermixer")
+def _predict(folder: Path, found: list[lines.Pair]) -> None:
+    trained = model_folder.load(folder / "run")
     predictor = Predictor(trained)
-    answer = next(predictor([one.text]))
-    print(f"\nA snippet of {one.file}:\n{textwrap.indent(one.text, '    ')}")
-    print(f"predicted: {answer['label']} with probability {answer['probabilities'][answer['label']]:.2f}; right is {one.label}")
-    print("\n".join(attribute(trained, [one.text], predictor=predictor).lines(count=5)[1:]))
+    pair = next(pair for pair in found if pair.split == "test" and pair.label == lines.SWAPPED)
+    texts = (pair.text1, pair.text2)
+    answer = next(iter(predictor([texts])))
+    print(f"\nTwo lines of {pair.file}:\n    {pair.text1}\n    {pair.text2}")
+    print(f"predicted: {answer['label']} with probability {answer['probabilities'][answer['label']]:.2f}; right is {pair.label}")
+    print("\n".join(attribute(trained, texts, predictor=predictor).lines(count=5)[1:]))
 
 
 def _paths(folder: Path) -> None:
-    model = folder / "hypermixer" / "model"
-    print(f"\nsnippets        {folder / 'snippets.jsonl'}\ntoken files     {folder / 'data'}")
-    for name in ("hypermixer", "transformer"):
-        print(f"{name:<15} {folder / name / 'model'}, learning curve {folder / name / 'curve.png'}")
-    print(f"try: tokmix predict {model} {json.dumps('await loop.run_in_executor(None, task)')}")
+    print(f"\npairs           {folder / 'pairs.jsonl'}\nmodel           {folder / 'run' / 'model'}")
+    print(f"learning curve  {folder / 'run' / 'curve.png'}")
+    one = "\n".join(["text1,text2", ",".join(json.dumps(line) for line in ("return total", "total = a + b"))])
+    (folder / "try.csv").write_text(one + "\n", encoding="utf-8")
+    print(f"try: tokmix predict {folder / 'run'} {folder / 'try.csv'}")
