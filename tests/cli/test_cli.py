@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -232,3 +233,17 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_where(monkeypatch: pyte
     for words in (["list", "--debug"], ["--debug", "list"]):
         with pytest.raises(KeyError):
             main(words)
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_streams_that_the_caller_closed_are_no_error_and_no_file_takes_their_place(closed: tuple[int, ...]) -> None:
+    """Else what a library writes to standard error would end up in the file that was opened first."""
+    code = "import os, sys; from tokmix.cli.main import entry; sys.argv = ['tokmix', 'list']; code = entry()"
+    code += "; file = open(os.devnull); os._exit(code or file.fileno() < 3)"
+
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, preexec_fn=close)
+    assert done.returncode == 0 and done.stderr == "" and ("hypermixing" in done.stdout) == (1 not in closed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ from tokmix.export import check, export, int8
 from tokmix.export.torch_model import TorchModel
 from tokmix.runtime import load
 from tokmix.runtime.folder import read
+from tokmix.study.verify import verify
 from tokmix.training import generate as writing
 from tokmix.training import model_folder
 from tokmix.training.mixture import BAG, BOTH, Mixture
@@ -196,6 +198,29 @@ def test_refusals(trained: Path, films: Path, tmp_path: Path, capsys: pytest.Cap
     assert "--int8 works with --format onnx" in capsys.readouterr().err
     with pytest.raises(ValueError, match="is not an exported folder"):
         load(trained / "run")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"labels": ["bad", "good", "odd"]}, "content of manifest.json has changed"),
+        ({"labels": None, "version": 2}, "no 'labels' that can be read"),
+        ({"labels": [1, 2], "version": 2}, r"no 'labels\[0\]' that can be read"),
+        ({"files": {}, "version": 2}, "is not the file that was exported"),
+        ({"format": "exe", "version": 2}, "no 'format' that can be read"),
+        ({"version": True}, "version True"),
+        ({"version": [3]}, r"version \[3\]"),
+    ],
+)
+def test_a_changed_manifest_is_an_error_and_not_another_answer(films: Path, tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    copy = Path(shutil.copytree(films, tmp_path / "copy"))
+    known = json.loads((copy / "manifest.json").read_text()) | change
+    if known["version"] != 3:  # of before the manifest had a checksum
+        del known["checksum"]
+    (copy / "manifest.json").write_text(json.dumps(known))
+    with pytest.raises(ValueError, match=told):
+        load(copy)
+    assert [one.state for one in verify(copy)] == ["damaged"] and [one.state for one in verify(films)] == ["whole"]
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "tokenizer.json", "manifest.json"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,7 +208,8 @@ def test_what_a_compiler_changes_is_found() -> None:
 def test_the_command_exits_with_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     made("bert").save_pretrained(tmp_path / "bert")
     tokmix_made("hsm*2", dtype=torch.float32).save_pretrained(tmp_path / "own")
-    for folder in ("bert", "own"):
+    shutil.copytree(tmp_path / "own", tmp_path / "run" / "model")  # as `train` writes it
+    for folder in ("bert", "own", "run"):
         assert main(["audit", str(tmp_path / folder)]) == 0
         assert ": clean" in capsys.readouterr().out
     from tokmix.hf import audit_checks
@@ -216,3 +218,12 @@ def test_the_command_exits_with_the_verdict(tmp_path: Path, capsys: pytest.Captu
     assert main(["audit", str(tmp_path / "own"), "--only", "cache", "--json"]) == 3
     found = json.loads(capsys.readouterr().out)
     assert not found["ok"] and found["findings"][0]["verdict"] == "WRONG"
+
+
+def test_a_mistyped_folder_asks_no_network(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("tokmix.hf.audits.AutoConfig.from_pretrained", lambda name: asked.append(name) or tokmix_made("hsm").config)
+    assert main(["audit", "no/such-model"]) == 1
+    assert "no model folder 'no/such-model'" in capsys.readouterr().err and not asked
+    assert main(["audit", "hub:no/such-model"]) == 1
+    assert asked == ["no/such-model"]

@@ -81,7 +81,7 @@ def test_folders_that_are_being_filled_are_spared(tmp_path):
 
 def test_json_that_cannot_be_read_is_one_line(tmp_path):
     path = tmp_path / "a.json"
-    for content in (b"", b"[1]", b'{"a": NaN}', b"{", b"\xff\xfe", b"\0" * 40, b'{"a": ' * 100_000, b"[" * 100_000):
+    for content in (b"", b"[1]", b'{"a": NaN}', b"{", b"\xff\xfe", b"\0" * 40, b'{"a": 1e400}', b'{"a": ' * 100_000, b"[" * 100_000):
         path.write_bytes(content)
         with pytest.raises(Damaged, match=r"a\.json is damaged") as caught:
             read_json(path)
@@ -154,3 +154,14 @@ def test_an_owner_may_remove_the_folder(tmp_path):
     with owning(tmp_path / "run"):
         files.shutil.rmtree(tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_record_that_is_no_ordinary_file_is_not_read(tmp_path):
+    """A pipe would never end, /dev/zero never stop."""
+    (tmp_path / "zero.json").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe.json")
+    with open(tmp_path / "huge.json", "wb") as file:
+        file.truncate(2**40)  # takes no room on the disk
+    for name in ("zero", "pipe", "huge"):
+        with pytest.raises(Damaged, match="no file of at most 268,435,456 bytes"):
+            read_json(tmp_path / f"{name}.json")

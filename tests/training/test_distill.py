@@ -25,8 +25,10 @@ from tokmix.core.segments import Segments
 from tokmix.data.prepare.pipeline import prepare
 from tokmix.data.prepare.tokenize import train_tokenizer
 from tokmix.data.tokens import TokenFiles
+from tokmix.runs.files import Damaged
+from tokmix.study.verify import verify
 from tokmix.training import model_folder
-from tokmix.training.distill.task import losses
+from tokmix.training.distill.task import Distill, losses
 from tokmix.training.distill.teacher import BLOCK, Teacher, Vectors
 from tokmix.training.distill.tokens import DistillTokens
 from tokmix.training.distributed import World
@@ -232,3 +234,40 @@ def test_a_stopped_run_of_states_ends_with_the_same_weights(teacher: Path, prose
     again = tokmix.distill(teacher, prose_run.folder / "data", tmp_path / "cut", resume=True, **{**given, "train.save_steps": 5})
     for name, tensor in whole.model._trained.model.state_dict().items():
         assert torch.equal(tensor, again.model._trained.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("name", ["train", "vocabulary"])
+def test_changed_vectors_are_found_and_computed_again(name: str, teacher: Path, run: tokmix.Run, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run.folder / "data", tmp_path / "data"))
+    path = copy / "teacher" / f"{name}.float16"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100] + bytes([whole[100] ^ 8]) + whole[101:])  # where a run would go on, nobody would see it
+    assert [one.state for one in verify(copy) if one.path.name == "teacher"] == ["damaged"]
+    Vectors(TokenFiles(copy)).make(str(teacher), torch.device("cpu"), False)
+    assert path.read_bytes() == whole
+    assert all(one.state == "whole" for one in verify(copy))
+    card = copy / "teacher" / "card.json"
+    card.write_text(card.read_text().replace('"width": 16', '"width": 8'))
+    with pytest.raises(Damaged, match=r"card\.json has changed"):
+        Vectors(TokenFiles(copy)).make(str(teacher), torch.device("cpu"), False)
+
+
+def test_a_teacher_of_the_same_shape_with_other_weights_is_another_teacher(teacher: Path, run: tokmix.Run, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(teacher, tmp_path / "other"))
+    model = transformers.AutoModel.from_pretrained(other)
+    with torch.no_grad():
+        model.encoder.layer[0].output.dense.weight[0, 0] += 1
+    model.save_pretrained(other)
+    with pytest.raises(ValueError, match="vectors of another teacher"):
+        Vectors(TokenFiles(run.folder / "data")).make(str(other), torch.device("cpu"), False)
+
+
+def test_changed_directions_are_an_error(run: tokmix.Run, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run.folder / "data", tmp_path / "data"))
+    (path,) = (copy / "teacher").glob("directions-*")
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 4
+    path.write_bytes(content)
+    given = Settings.of(None, {"train.task": "distill", "train.teacher": "teacher", "model.dim": 8, "model.stack": "hsm"})
+    with pytest.raises(Damaged, match="content has changed"):
+        _ = Distill(TokenFiles(copy), given).directions

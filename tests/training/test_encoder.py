@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.lab import write_table
 from tokmix.cli.main import main
 from tokmix.core.model import Model, ModelConfig
 from tokmix.training import encoder, model_folder
+from tokmix.training.checkpoint import load_tensors, save_tensors
 from tokmix.training.optimizers import Optimizers
 
 SMALL = {"model.dim": 16, "train.steps": 4, "train.threads": 1, "prepare.vocab": 300, "train.baseline": False}
@@ -141,3 +143,19 @@ def test_a_shipped_encoder_is_found_by_its_name(made: Path, tmp_path: Path, monk
     assert encoder.read("tiny").folder == package / "tiny"
     with pytest.raises(ValueError, match="no encoder 'tinny'.*shipped: tiny"):
         encoder.read("tinny")
+
+
+def test_a_run_goes_on_from_the_encoder_that_it_started_from(made: Path, table: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(made, tmp_path / "encoder"))
+    given = {**ROWS, "train.steps": 2}
+    tokmix.train(table, tmp_path / "run", start=str(copy), **given)
+    shutil.rmtree(tmp_path / "run" / "model")
+    (copy / "model" / "README.md").write_text("other words")  # which decide nothing
+    tokmix.train(table, tmp_path / "run", start=str(copy), resume=True, **given)
+    shutil.rmtree(tmp_path / "run" / "model")
+    path = copy / "model" / "model.safetensors"
+    tensors, notes = load_tensors(path)
+    tensors["core.norm.weight"] += 1
+    save_tensors(path, tensors, notes)
+    with pytest.raises(ValueError, match="as it was before"):
+        tokmix.train(table, tmp_path / "run", start=str(copy), resume=True, **given)

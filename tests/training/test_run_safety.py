@@ -323,3 +323,25 @@ def test_a_lost_rank_is_one_line_and_the_run_goes_on(whole, tmp_path):
     told = [line for line in said.splitlines() if line.startswith("tokmix ")]
     assert ranks[0].returncode == 1 and len(told) == 1 and "another process of this run was lost" in told[0], said[-800:]
     assert "Traceback" not in said and Checkpoints(out / "checkpoints").load() is not None
+
+
+@pytest.mark.parametrize("change", ["term", "missing"])
+def test_a_changed_bag_of_words_is_an_error_and_not_another_prediction(change, whole, tmp_path):
+    settings = Settings.of(None, GIVEN | {"train.steps": 1, "train.baseline": True})
+    run(whole / "t.csv", tmp_path / "run", settings, quiet=True)
+    path = tmp_path / "run" / "model" / "linear.json"
+    assert model_folder.load(tmp_path / "run").linear is not None, "a step teaches a network less than a bag of words knows"
+    known = json.loads(path.read_text())
+    known["vocabularies"][0]["terms"].reverse()
+    path.unlink() if change == "missing" else path.write_text(json.dumps(known))
+    with pytest.raises(Damaged, match=r"linear\.json"):
+        _ = model_folder.load(tmp_path / "run").linear
+
+
+def test_changed_token_files_give_no_other_figure(copy, capsys):
+    (shard,) = (copy / "run" / "data").glob("test-*.tokens.bin")
+    content = bytearray(shard.read_bytes())
+    content[2] ^= 1
+    shard.write_bytes(content)
+    assert main(["eval", str(copy / "run"), str(copy / "run" / "data")]) == 1
+    assert "content of test-00000.tokens.bin has changed" in capsys.readouterr().err

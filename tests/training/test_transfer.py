@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.hf.test_hf_swap import made
 from tokmix.cli.main import main
 from tokmix.data.prepare.tokenize import byte_tokenizer
 from tokmix.hf import swap
+from tokmix.study.verify import verify
 from tokmix.training.engine import Engine
 from tokmix.training.progress import Interrupted
 from tokmix.training.transfer import run as transfer_run
@@ -133,3 +135,32 @@ def test_the_command_says_what_is_missing(tmp_path: Path, text: Path, capsys: py
     assert main(["transfer", old, "--data", str(text), "--out", out, "--stack", "hsm", *small]) == 0
     assert main(["transfer", old, "--data", str(text), "--out", out, "--stack", "hsm", "--resume", *small, "--seed", "1"]) == 0
     assert "ended" in capsys.readouterr().out
+
+
+def test_a_damaged_copy_is_made_again_and_another_teacher_or_folder_is_refused(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = TransferSettings("hypermixing(heads=2)", **{**SMALL, "tokens": 800})
+    old, out = teacher(tmp_path / "old", "gpt2"), tmp_path / "run"
+    record = run(old, text, out, settings, quiet=True)
+    assert all(one.state != "damaged" for one in verify(out)) and len(verify(out)) >= 6
+    weights, whole = out / "model" / "model.safetensors", (out / "model" / "model.safetensors").read_bytes()
+    weights.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
+    assert [one.path.name for one in verify(out) if one.state == "damaged"] == ["model"]
+    assert run(old, text, out, settings, resume=True)["layers"] == record["layers"]
+    assert "model.safetensors has changed; it is now called model.damaged-" in capsys.readouterr().out
+    assert weights.read_bytes() == whole
+    other = teacher(tmp_path / "other", "gpt2")
+    model = transformers.GPT2LMHeadModel.from_pretrained(other)
+    with torch.no_grad():
+        model.transformer.h[0].mlp.c_fc.bias[0] += 1
+    model.save_pretrained(other)
+    shutil.rmtree(out / "model")
+    with pytest.raises(ValueError, match="another teacher or text"):
+        run(other, text, out, settings, resume=True, quiet=True)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "letter.txt").write_text("dear reader")
+    with pytest.raises(ValueError, match="not a run to resume"):
+        run(old, text, mine, settings, resume=True, quiet=True)
+    assert [path.name for path in mine.iterdir()] == ["letter.txt"]

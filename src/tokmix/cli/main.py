@@ -20,10 +20,26 @@ DEBUG = "--debug"
 
 def entry() -> int:
     """The command `tokmix`: run main, and exit at once if this process is one of several."""
+    open_closed()
     code = main()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         leave(code)
     return code
+
+
+def open_closed() -> None:
+    """Open the standard streams that the caller closed (`tokmix ... >&-`) on /dev/null. Else the next file that is opened would take
+    their number, and what a library writes to standard error would end up in that file."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115 - as long as we live
 
 
 def leave(code: int) -> NoReturn:

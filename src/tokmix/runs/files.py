@@ -18,7 +18,8 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tokmix.runs.locks import Held, lock_folder
 
 JsonObject = dict[str, Any]  # its values are what its file says: whoever reads one knows its keys, or asks for their types
 PARTIAL = ".partial"
+MOST_JSON = 2**28  # bytes of a record that are read
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -58,13 +60,21 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: object, *, ascii: bool = True) -> None:
     """ValueError for NaN and infinities, which are not JSON."""
-    write_text(path, json.dumps(content, indent=1, ensure_ascii=ascii, allow_nan=False) + "\n")
+    write_text(path, dump_json(content, ascii=ascii))
+
+
+def dump_json(content: object, *, ascii: bool = True) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=ascii, allow_nan=False) + "\n"
 
 
 def read_json(path: Path) -> JsonObject:
-    """An object. Damaged, naming the file, for anything else: also for NaN and for what is nested too deeply to be read."""
+    """An object. Damaged, naming the file, for anything else: also for NaN, 1e400, what is nested too deeply to be read, and what is no
+    ordinary file, such as a pipe, from which nothing may ever come."""
+    facts = path.stat()
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size > MOST_JSON:
+        raise Damaged(f"{path} is damaged: {path.name} is no file of at most {MOST_JSON:,} bytes")
     try:
-        known = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        known = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant, parse_float=_finite_float)
     except RecursionError:
         raise Damaged(f"{path} is damaged: {path.name} is not JSON that can be read (it is nested too deeply)") from None
     except ValueError as error:
@@ -76,6 +86,12 @@ def read_json(path: Path) -> JsonObject:
 
 def _refuse_constant(word: str) -> float:
     raise ValueError(f"{word} is no number of JSON")
+
+
+def _finite_float(word: str) -> float:
+    if not math.isfinite(value := float(word)):
+        raise ValueError(f"{word[:20]} is too large a number")
+    return value
 
 
 @contextmanager
@@ -181,6 +197,26 @@ def sha256_file(path: Path, advance: Callable[[int], None] = lambda n: None) -> 
             size += len(data)
             advance(len(data))
     return size, digest.hexdigest()
+
+
+def sha256_together(paths: Iterable[Path]) -> str:
+    """One hash of the names and contents of some files."""
+    return hashlib.sha256(json.dumps([(path.name, sha256_file(path)[1]) for path in sorted(paths)]).encode()).hexdigest()
+
+
+def check_files(folder: Path, record: Mapping[str, object], name: str, only: Sequence[str] | None = None) -> int:
+    """Compare files of a folder (None: all) with the hashes in the record called `name`, and the record with its own -> files compared."""
+    known = record.get("files")
+    if not isinstance(known, dict):
+        raise Damaged(f"{folder} is damaged: {name} has no 'files'")
+    chosen = list(known if only is None else only)
+    for one in chosen:
+        if Path(one).name != one or not (folder / one).is_file():
+            raise Damaged(f"{folder} is damaged: {one} is missing")
+        if sha256_file(folder / one)[1] != known.get(one):
+            raise Damaged(f"{folder / one} is damaged: the content of {one} has changed")
+    check_seal(record, folder / name)
+    return len(chosen) + 1
 
 
 def finite(content: Any) -> Any:

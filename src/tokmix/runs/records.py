@@ -63,6 +63,8 @@ def _value(hint: Any, value: object, path: Path, name: str) -> Any:
             return value
     elif origin is list and isinstance(value, list):
         return [_value(inner[0], one, path, f"{name}[{place}]") for place, one in enumerate(value)]
+    elif origin is tuple and isinstance(value, list):
+        return tuple(_value(inner[0], one, path, f"{name}[{place}]") for place, one in enumerate(value))
     elif origin is dict and isinstance(value, dict):
         return {key: _value(inner[1], one, path, f"{name}.{key}") for key, one in value.items()}
     elif _plain(hint, value):

@@ -1,6 +1,6 @@
 """An exported folder: the graph, the tokenizer, and a manifest that says how to use them, with the checksum of each file.
 
-manifest.json     format, task, labels, columns, roles of special tokens, states, what was checked, files
+manifest.json     format, task, labels, columns, roles of special tokens, states, what was checked, files, a checksum of itself
 tokenizer.json    as in the model folder
 model.onnx        or model.pt2 with `--format torch`
 linear.json, linear.safetensors    the bag of words, where it answers alone or with the network
@@ -9,17 +9,17 @@ README.md         inputs and outputs for people
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tokmix.core.optional import np
-from tokmix.runs.files import sha256_file
+from tokmix.runs.files import Damaged, check_seal, dump_json, read_json, seal, sha256_file
+from tokmix.runs.records import from_json
 from tokmix.runtime.states import StateSpec
 
 MANIFEST = "manifest.json"
 FORMAT = "tokmix-export"
-VERSION = 2  # 1: the same without a bag of words and several labels
+VERSION = 3  # 2: the same without a checksum of the manifest itself; 1: also without a bag of words and several labels
 GRAPHS = {"onnx": "model.onnx", "torch": "model.pt2"}
 
 
@@ -71,7 +71,7 @@ class Manifest:
         return len(self.text_columns) == 2
 
     def json(self) -> str:
-        return json.dumps({"kind": FORMAT, "version": VERSION, **asdict(self)}, indent=1, ensure_ascii=False) + "\n"
+        return dump_json(seal({"kind": FORMAT, "version": VERSION, **asdict(self)}), ascii=False)
 
 
 def checksum(path: Path) -> str:
@@ -87,25 +87,21 @@ def read(folder: str | Path) -> Manifest:
     path = Path(folder)
     if not is_exported(path):
         raise ValueError(f"{path} is not an exported folder: it has no {MANIFEST} (`tokmix export MODEL --out DIR` writes one)")
-    try:
-        known = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        kind, version = known.pop("kind", None), known.pop("version", None)
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged: {MANIFEST} cannot be read ({error})") from None
-    if kind != FORMAT or version not in range(1, VERSION + 1):
+    known = read_json(path / MANIFEST)
+    kind, version = known.get("kind"), known.get("version")
+    if kind != FORMAT or not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= VERSION:
         raise ValueError(
             f"{path / MANIFEST} has format {kind!r}, version {version!r}; this tokmix reads {FORMAT!r} up to version {VERSION}"
         )
-    try:
-        states = [StateSpec(**{**one, "shape": tuple(one["shape"])}) for one in known.pop("states")]
-        checks = [Check(**one) for one in known.pop("checks")]
-        blend = Blend(**given) if (given := known.pop("blend", None)) else None
-        manifest = Manifest(**known, states=states, checks=checks, blend=blend)
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"{path} is damaged: {MANIFEST} lacks something or holds too much ({error})") from None
-    for name, wanted in manifest.files.items():
-        if not (path / name).is_file():
-            raise ValueError(f"{path} is damaged: {name} is missing")
-        if checksum(path / name) != wanted:
-            raise ValueError(f"{path} is damaged: {name} is not the file that was exported (its checksum differs)")
+    if version > 2:
+        check_seal(known, path / MANIFEST)
+    told = {name: value for name, value in known.items() if name not in ("kind", "version", "checksum")}
+    manifest = from_json(Manifest, told, path / MANIFEST)
+    if manifest.format not in GRAPHS:
+        raise Damaged(f"{path} is damaged: {MANIFEST} has no 'format' that can be read")
+    for name in {"tokenizer.json", GRAPHS[manifest.format], *manifest.files}:
+        if Path(name).name != name or not (path / name).is_file():
+            raise Damaged(f"{path} is damaged: {name} is missing")
+        if checksum(path / name) != manifest.files.get(name):
+            raise Damaged(f"{path} is damaged: {name} is not the file that was exported (its checksum differs)")
     return manifest

@@ -1,6 +1,6 @@
 """`tokmix verify FOLDER`: reads every byte of what tokmix wrote and compares it with its checksums.
 
-A prepared folder, a model folder, a run of `train`, or a folder of `tune` or `compare` with all its runs.
+A prepared folder, a model folder, an exported one, a run of `train` or `transfer`, or a folder of `tune` or `compare` with all its runs.
 """
 
 from __future__ import annotations
@@ -11,12 +11,17 @@ from pathlib import Path
 
 from tokmix.data.card import NAME as CARD
 from tokmix.data.tokens import TokenFiles
-from tokmix.runs.files import read_json
+from tokmix.runs.files import check_files, read_json
+from tokmix.runtime import folder as exported
 from tokmix.training import model_folder
 from tokmix.training.checkpoint import CHECKSUM, Checkpoints, load_tensors, open_checkpoint
+from tokmix.training.distill.teacher import FOLDER as TEACHER
+from tokmix.training.distill.teacher import Vectors
 from tokmix.training.report import read_log
 from tokmix.training.run_record import NAME as RUN
 from tokmix.training.run_record import RunRecord
+from tokmix.training.transfer.settings import PARTS
+from tokmix.training.transfer.settings import RECORD as TRANSFER
 from tokmix.training.warmup import FOLDER as WARM_UP
 from tokmix.training.warmup import WEIGHTS
 
@@ -42,7 +47,7 @@ def verify(folder: str | Path) -> list[Finding]:
         raise ValueError(f"no folder {str(path)!r}")
     found = list(_folder(path))
     if not found:
-        names = ", ".join((CARD, model_folder.RECORD, RUN, *STUDIES))
+        names = ", ".join((CARD, model_folder.RECORD, exported.MANIFEST, RUN, *STUDIES))
         raise ValueError(f"{path} is no folder of tokmix: it has none of {names}")
     return found
 
@@ -53,7 +58,13 @@ def _folder(path: Path) -> Iterator[Finding]:
             yield _try(path / name, lambda name=name: (NO_CHECKSUM, f"JSON, {len(read_json(path / name))} fields"))  # type: ignore[misc]
     if (path / CARD).is_file():
         yield _try(path, lambda: _tokens(path))
-    if (path / model_folder.RECORD).is_file() or (path / "config.json").is_file():
+        if (path / TEACHER / CARD).is_file():
+            yield _try(path / TEACHER, lambda: (WHOLE, f"{Vectors(TokenFiles(path)).verify()} files of vectors"))
+    if exported.is_exported(path):
+        yield _try(path, lambda: _exported(path))
+    elif (path / TRANSFER).is_file():
+        yield _try(path, lambda: (WHOLE, f"{check_files(path, read_json(path / TRANSFER), TRANSFER)} files"))
+    elif (path / model_folder.RECORD).is_file() or (path / "config.json").is_file():
         yield _try(path, lambda: _model(path))
     if (path / RUN).is_file():
         yield _try(path / RUN, lambda: (NO_CHECKSUM, f"a run on {RunRecord.read(path).source[:12]}"))
@@ -70,15 +81,16 @@ def _training(path: Path) -> Iterator[Finding]:
     for name in ("data", "model"):
         if (path / name).is_dir():
             yield from _folder(path / name)
-    for part in (path, path / WARM_UP):
+    parts = [path / name for name in (WARM_UP, *PARTS)]
+    for part in (path, *parts):
         for file in Checkpoints(part / "checkpoints").files():
             yield _try(file, lambda file=file: _checkpoint(file))  # type: ignore[misc]
         if (log := part / "log.jsonl").is_file():
             entries, lost = read_log(log)
             damage = f"{log} is damaged: {lost} of its lines cannot be read"
             yield Finding(log, DAMAGED, damage) if lost else Finding(log, NO_CHECKSUM, f"{len(entries)} entries")
-    if (path / WARM_UP / WEIGHTS).is_file():
-        yield _try(path / WARM_UP / WEIGHTS, lambda: _tensors(path / WARM_UP / WEIGHTS))
+    for weights in [part / WEIGHTS for part in parts if (part / WEIGHTS).is_file()]:
+        yield _try(weights, lambda weights=weights: _tensors(weights))  # type: ignore[misc]
 
 
 def _try(path: Path, look: Callable[[], tuple[str, str]]) -> Finding:
@@ -99,6 +111,10 @@ def _model(path: Path) -> tuple[str, str]:
     record = model_folder.read_record(path)
     count = model_folder.verify(path, record)
     return (WHOLE, f"{count} files") if count else (NO_CHECKSUM, "written before hashes were kept")
+
+
+def _exported(path: Path) -> tuple[str, str]:
+    return WHOLE, f"{len(exported.read(path).files)} files and {exported.MANIFEST}"
 
 
 def _checkpoint(path: Path) -> tuple[str, str]:

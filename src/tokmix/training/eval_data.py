@@ -61,6 +61,7 @@ def token_files(trained: Trained, data: str | Path, settings: Mapping[str, objec
         check_not_late(data, settings)
         files = TokenFiles(data)
         _check_fits(trained, data, files)
+        files.verify()
         yield files
         return
     with tempfile.TemporaryDirectory(prefix="tokmix-") as folder:

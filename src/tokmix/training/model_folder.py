@@ -29,7 +29,7 @@ from tokmix.core.model import Model, ModelConfig
 from tokmix.core.stack import parse
 from tokmix.data.card import Card
 from tokmix.data.prepare.tokenize import Encoder, begun, load_tokenizer, vocab_size
-from tokmix.runs.files import Damaged, check_seal, finite, new_folder, read_json, seal, sha256_file, write_json, write_text
+from tokmix.runs.files import Damaged, check_files, finite, new_folder, read_json, seal, sha256_file, write_json, write_text
 from tokmix.runs.records import check_format
 from tokmix.training import linear
 from tokmix.training.checkpoint import load_tensors, shapes_of
@@ -46,6 +46,7 @@ VERSION = 2  # 1: the same without hashes
 CONFIG_VERSION = 2
 READ = ("config.json", "model.safetensors", "tokenizer.json")  # what loading reads beside the record
 HEADS = {"multilabel": "classify", "rtd": "tag", "embed": "none", "distill": "none"}  # of a model for a task, where it has another name
+HUB = "hub:"  # before the name of a model on the Hugging Face hub
 PREFIX = "core."  # tokmix.hf keeps the core model under this name
 
 
@@ -146,7 +147,10 @@ class Trained:
 
     @cached_property
     def linear(self) -> Linear | None:
-        return None if self.mixture.by == NETWORK else linear.load(self.folder)
+        if self.mixture.by == NETWORK:
+            return None
+        verify(self.folder, self.record, (linear.NAME, linear.WEIGHTS))
+        return linear.load(self.folder)
 
     def encoder(self) -> Encoder:
         return Encoder(self.tokenizer, None if self.record["stream"] else self.model.config.max_len)
@@ -185,6 +189,16 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Trained:
     return Trained(path, model.to(device).eval(), tokenizer, record)
 
 
+def for_transformers(name: str) -> str:
+    """What from_pretrained takes: a folder, checked where it is ours, or the name behind `hub:`. A mistyped folder asks no network."""
+    if name.startswith(HUB):
+        return name.removeprefix(HUB)
+    path = find(name)
+    if (path / RECORD).is_file():
+        verify(path, read_record(path))
+    return str(path)
+
+
 def read_record(path: Path) -> dict[str, Any]:
     """training.json of a model folder, checked."""
     record = _json(path, RECORD)
@@ -205,17 +219,7 @@ def verify(path: Path, record: dict[str, Any], names: Sequence[str] | None = Non
     A folder of before hashes were kept passes."""
     if record["version"] == 1:
         return 0
-    known = record.get("files")
-    if not isinstance(known, dict):
-        raise Damaged(f"{path} is damaged: {RECORD} has no 'files'")
-    chosen = list(known if names is None else names)
-    for name in chosen:
-        if Path(name).name != name or not (path / name).is_file():
-            raise Damaged(f"{path} is damaged: {name} is missing")
-        if sha256_file(path / name)[1] != known.get(name):
-            raise Damaged(f"{path / name} is damaged: the content of {name} has changed")
-    check_seal(record, path / RECORD)
-    return len(chosen) + 1
+    return check_files(path, record, RECORD, names)
 
 
 def _check(path: Path, record: dict[str, Any], config: ModelConfig) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ from tokmix.core.model import Model, ModelConfig
 from tokmix.data.card import Card
 from tokmix.data.prepare.pipeline import prepare, source_facts
 from tokmix.data.tokens import is_prepared
+from tokmix.runs.files import Damaged, sha256_together
 from tokmix.runs.machine import memory_of
 from tokmix.training import encoder
 from tokmix.training.distill import teacher
 from tokmix.training.distributed import World
+from tokmix.training.model_folder import READ
+from tokmix.training.run_record import Choices
 from tokmix.training.settings import Settings
 
 MOST_LAYERS = 1000  # of a run; building more takes minutes before anything could be said about them
@@ -101,6 +105,22 @@ def check_source(data: Path, out: Path, settings: Settings) -> None:
     changed = [one["name"] for one in [*now, *before] if one not in before or one not in now]
     if changed:
         raise ValueError(f"{out} was started on other data, so it cannot be resumed on {data}: {changed[0]} is not what it was")
+
+
+def check_start(start: encoder.Encoder | None, out: Path, chosen: Choices) -> None:
+    """What is resumed goes on from the encoder that it started from: its weights count until the first checkpoint."""
+    if start is None:
+        return
+    now = int(sha256_together(start.folder / name for name in READ)[:12], 16)
+    if chosen.get("encoder", lambda: now) != now:
+        raise ValueError(f"{out} was started from the encoder {start.name} as it was before: its files have changed, so start a new run")
+
+
+def put_aside(model: Path, error: Damaged, say: Callable[[str], None]) -> None:
+    """A damaged model folder gets another name."""
+    aside = model.with_name(f"{model.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+    model.rename(aside)
+    say(f"{error}; it is now called {aside.name}, and the model is made again from the last checkpoint")
 
 
 @contextmanager

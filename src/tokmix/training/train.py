@@ -83,7 +83,7 @@ def session(
         say: Callable[[str], None] = print if world.first and not quiet else lambda line: None
         made = not out.exists()
         with owning(out) if world.first else nullcontext():
-            new = made and world.first and _empty(out)
+            new = made and world.first and empty(out)
             settings = automatic.as_started(out, settings)
             if not resume and world.first and not new:
                 raise ValueError(f"{out} exists already; nothing is overwritten: name another folder, or remove it")
@@ -102,6 +102,7 @@ def session(
                     tokens = chosen.get("tokens", lambda: default_tokens(world.device.type, files.card.stream))
                     settings = replace(settings, train=replace(settings.train, tokens=tokens))
                 work = task_for(files, settings)
+                preflight.check_start(work.start, out, chosen)
                 frozen.check(work)
                 preflight.check_memory(work.config, world)
             say(work.card.summary())
@@ -110,7 +111,7 @@ def session(
             return (yield from one.train(resume))
 
 
-def _empty(out: Path) -> bool:
+def empty(out: Path) -> bool:
     return all(one.name == RUN_LOCK for one in out.iterdir())
 
 
@@ -126,9 +127,7 @@ def _ended(data: Path, out: Path, settings: Settings, say: Callable[[str], None]
     try:
         record = model_folder.load(out / "model").record
     except Damaged as error:
-        aside = out / f"model.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
-        (out / "model").rename(aside)
-        say(f"{error}; it is now called {aside.name}, and the model is made again from the last checkpoint")
+        preflight.put_aside(out / "model", error, say)
         return None
     say(f"{out / 'model'} is there already: this run has ended")
     return record

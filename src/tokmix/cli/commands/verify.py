@@ -7,8 +7,9 @@ ABOUT = "check that the files of a folder are as tokmix wrote them"
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folders", metavar="FOLDER", nargs="+", help="what `prepare`, `train`, `tune` or `compare` wrote, or a model folder"
-    )
+        "folders", metavar="FOLDER", nargs="+",
+        help="what `prepare`, `train`, `transfer`, `export`, `tune` or `compare` wrote, or a model folder",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from tokmix.runs.files import JsonObject
+from tokmix.runs.files import JsonObject, read_json
 
 T = TypeVar("T")
 BEGUN = {"study.json": "tune", "asked.json": "compare"}  # what each writes first
@@ -95,7 +95,7 @@ def _papers(path: Path) -> list[Paper]:
     places = [path, *(place for folder in inner for place in (folder, folder / "results"))]
     found = []
     for place in places:
-        files = {file.stem: load(file) for file in sorted(place.glob("*.json"))} if place.is_dir() else {}
+        files = {file.stem: read_json(file) for file in sorted(place.glob("*.json"))} if place.is_dir() else {}
         for paper in dict.fromkeys(str(content.get("paper")) for content in files.values() if content.get("format") == "tokmix-papers"):
             own = [content for content in files.values() if content.get("paper") == paper]
             found.append(Paper(paper, place, {str(content.get("item")): content for content in own}))
@@ -118,7 +118,7 @@ def _run(path: Path, name: str) -> Run:
     log = _log(path / "log.jsonl")
     for place in (path / "model" / "training.json", path / "training.json"):
         if place.is_file():
-            record = load(place)
+            record = read_json(place)
             if not isinstance(record.get("model"), dict) or "task" not in record:
                 raise ValueError(f"{place} does not describe a trained model")
             return Run(name, path, record, log, source=_source(path, record))
@@ -129,7 +129,7 @@ def _source(path: Path, record: JsonObject) -> str:
     """What `train` was given: a file or folder by its name, of prepared data the folder's."""
     if folder := part(part(record, "data"), "prepared").get("folder"):
         return str(folder)
-    asked = load(path / "run.json").get("source") if (path / "run.json").is_file() else None
+    asked = read_json(path / "run.json").get("source") if (path / "run.json").is_file() else None
     if isinstance(asked, str):  # the hash of prepared data, where the record does not say which folder it was
         return "DATA" if re.fullmatch("[0-9a-f]{64}", asked) else asked
     return made_of(record)
@@ -142,7 +142,7 @@ def made_of(record: JsonObject) -> str:
 
 
 def _group(path: Path, name: str, kind: str, inner: str) -> Group:
-    record = load(path / f"{kind}.json")
+    record = read_json(path / f"{kind}.json")
     if record.get("format") != f"tokmix-{kind}":
         raise ValueError(f"{path / f'{kind}.json'} has format {record.get('format')!r}, not 'tokmix-{kind}'")
     if record.get("version") != 1:
@@ -155,16 +155,6 @@ def _group(path: Path, name: str, kind: str, inner: str) -> Group:
     return Group(name, path, record, runs)
 
 
-def load(path: Path) -> JsonObject:
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: it is not JSON ({error})") from None
-    if not isinstance(known, dict):
-        raise ValueError(f"{path} is damaged: it does not hold an object")
-    return known
-
-
 def _log(path: Path) -> list[JsonObject]:
     """Whole entries only: the last line may have been cut off."""
     if not path.is_file():
@@ -173,7 +163,7 @@ def _log(path: Path) -> list[JsonObject]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict) and isinstance(entry.get("step"), int):
             entries.append(entry)

@@ -112,7 +112,7 @@ def last_entry(log: Path) -> JsonObject:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
             lines = file.read().split(b"\n")[:-1]
         return next((entry for entry in map(json.loads, reversed(lines)) if "loss" in entry), {})
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
 
 

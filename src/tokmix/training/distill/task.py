@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from tokmix.core.model import Model
 from tokmix.core.optional import np
 from tokmix.data.batches.rows import Batch, Batches, RowBatches
 from tokmix.data.tokens import TokenFiles
+from tokmix.training.checkpoint import load_tensors, save_tensors
 from tokmix.training.contrast import mean_of
 from tokmix.training.defaults import default_tokens
 from tokmix.training.distill.teacher import Vectors, start_of_embedding
@@ -44,19 +46,29 @@ class Distill(TrainingTask):
             assert self.train.teacher is not None
             self.vectors.make(self.train.teacher, world.device, False if quiet else None)
         world.wait()
-        self.teacher = self.vectors.card
+        self.teacher = self.vectors.told()
         if self.config.dim > self.vectors.width:
             raise ValueError(f"model.dim={self.config.dim} is wider than the teacher's vectors: {self.vectors.width} at most")
+        if world.first:
+            self._keep_directions()
+        world.wait()
+
+    @property
+    def _directions_file(self) -> Path:
+        return self.vectors.folder / f"directions-{self.config.dim}.safetensors"
+
+    def _keep_directions(self) -> None:
+        """In a file, so that they are the same ones after a resume."""
+        if not self._directions_file.is_file():
+            sample = self.vectors.of("train")[:SAMPLE].astype(np.float64)
+            _, found = np.linalg.eigh(sample.T @ sample)
+            chosen = torch.from_numpy(found[:, ::-1][:, : self.config.dim].astype(np.float32))
+            save_tensors(self._directions_file, {"directions": chosen}, {})
 
     @cached_property
     def directions(self) -> np.ndarray:
-        """[E, D]: orthonormal; the D directions in which the teacher's vectors are longest. The same ones after a resume."""
-        path = self.vectors.folder / f"directions-{self.config.dim}.npy"
-        if not path.is_file():
-            sample = self.vectors.of("train")[:SAMPLE].astype(np.float64)
-            _, found = np.linalg.eigh(sample.T @ sample)
-            np.save(path, found[:, ::-1][:, : self.config.dim].astype(np.float32))
-        return np.load(path)
+        """[E, D]: orthonormal; the D directions in which the teacher's vectors are longest."""
+        return load_tensors(self._directions_file)[0]["directions"].numpy()
 
     def build(self, device: torch.device) -> Model:
         model = super().build(device)

@@ -1,16 +1,21 @@
 """The teacher's vectors, computed once and kept beside the token files.
 
-    teacher/train.float16       a vector for each row, in the order of the rows; a run that was stopped goes on behind the last one
+    teacher/train.float16       a vector for each row, in the order of the rows; a run that was stopped goes on behind the last block
     teacher/vocabulary.float16  a vector for each token of the vocabulary, read alone: the student's embedding starts there
-    teacher/card.json           which teacher, the width of its vectors, and what reading cost
+    teacher/card.json           which teacher, the width of its vectors, what reading cost, a checksum of every block and of itself
+
+A block whose checksum does not fit, and what follows it, is computed again.
 
 A vector is the mean over the last layer's tokens, scaled to length 1, as sentence-transformers has it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -22,11 +27,13 @@ from tokmix.core.segments import Segments
 from tokmix.data.batches.rows import lay_out
 from tokmix.data.card import Card
 from tokmix.data.prepare.tokenize import load_tokenizer
-from tokmix.data.tokens import TokenFiles, TokenSplit
-from tokmix.runs.files import JsonObject, read_json, sha256_file, write_json
+from tokmix.data.tokens import TokenFiles
+from tokmix.runs.files import Damaged, JsonObject, check_seal, read_json, seal, sha256_together, write_json
+from tokmix.runs.locks import RUN_LOCK, holding
+from tokmix.runs.records import from_json
 from tokmix.show.progress import Progress
 
-FOLDER, CARD = "teacher", "card.json"
+FOLDER, CARD, VOCABULARY = "teacher", "card.json", "vocabulary"
 BLOCK = 4096  # rows that are computed, sorted by length, and written together
 TOKENS = 4096  # of a batch
 
@@ -45,7 +52,7 @@ class Teacher:
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters()) - words  # a token is multiplied with each
 
     def card(self) -> JsonObject:
-        return {"name": self.folder.name, "sha256": sha256_file(self.folder / "config.json")[1]}
+        return {"name": self.folder.name, "sha256": teacher_hash(self.folder)}
 
     def states(self, ids: Tensor, segments: Segments | None = None) -> tuple[Tensor, ...]:
         """Of the embedding and of each layer, [B, T, width] each."""
@@ -87,6 +94,12 @@ def _batches(order: np.ndarray, texts: list[np.ndarray]) -> Iterator[np.ndarray]
             begin = end
 
 
+def teacher_hash(folder: str | Path) -> str:
+    """Of all that decides a teacher's outputs: configuration, weights, tokenizer."""
+    files = [path for path in Path(folder).iterdir() if path.suffix in (".safetensors", ".bin")]
+    return sha256_together([*files, *(Path(folder) / name for name in ("config.json", "tokenizer.json"))])
+
+
 def check(folder: Path) -> None:
     """That a folder is a teacher whose vectors are a mean over tokens."""
     for name in ("config.json", "tokenizer.json"):
@@ -110,6 +123,29 @@ def start_of_embedding(words: Tensor, fresh: Tensor, std: float) -> Tensor:
     return torch.where(known, unit, fresh)
 
 
+@dataclass(frozen=True)
+class VectorCard:
+    """teacher/card.json"""
+
+    name: str
+    sha256: str  # of the teacher's files
+    width: int = 0
+    tokens: int = 0  # that it reads
+    flops: int = 0
+    seconds: float = 0.0
+    blocks: dict[str, list[str]] = field(default_factory=dict)  # by file: a checksum of each block of rows
+
+    @classmethod
+    def read(cls, folder: Path) -> VectorCard:
+        path = folder / CARD
+        known = read_json(path)
+        check_seal(known, path)
+        return from_json(cls, {name: value for name, value in known.items() if name != "checksum"}, path)
+
+    def write(self, folder: Path) -> None:
+        write_json(folder / CARD, seal(asdict(self)))
+
+
 class Vectors:
     """The vectors beside a prepared folder: `make` computes what is missing."""
 
@@ -117,62 +153,104 @@ class Vectors:
         self.files, self.folder = files, files.folder / FOLDER
 
     def make(self, teacher: str, device: torch.device, progress: bool | None = None) -> None:
+        """Several runs may share the folder: one computes, the others wait for it."""
         check(Path(teacher))
         check_tokenizer(teacher, self.files)
-        card: JsonObject = {"name": Path(teacher).name, "sha256": sha256_file(Path(teacher) / "config.json")[1], "seconds": 0.0}
-        if (self.folder / CARD).is_file():
-            if self.card["sha256"] != card["sha256"]:
-                raise ValueError(f"{self.folder} holds the vectors of another teacher than {teacher}: remove it, or name that teacher")
-            if all(len(self._known(name)) == len(self.files[name]) for name in self.files.splits) and self._known("vocabulary").size:
+        sha256 = teacher_hash(teacher)
+        if self._complete(teacher, sha256):
+            return
+        with holding(self.folder / RUN_LOCK):
+            if self._complete(teacher, sha256):
                 return
-            card = self.card
-        model = Teacher(teacher, device)
-        self.folder.mkdir(exist_ok=True)
-        tokens = sum(self.files[name].tokens for name in self.files.splits)
-        card |= {"width": model.width, "tokens": tokens, "flops": 2 * model.parameters * tokens}
-        write_json(self.folder / CARD, card)
-        with Progress(progress) as bars:
-            self._write_vocabulary(model)
-            for name in self.files.splits:
-                self._write_rows(model, self.files[name], bars, card)
+            model = Teacher(teacher, device)
+            tokens = sum(self.files[name].tokens for name in self.files.splits)
+            card = self.card if (self.folder / CARD).is_file() else VectorCard(Path(teacher).name, sha256)
+            self._write(replace(card, width=model.width, tokens=tokens, flops=2 * model.parameters * tokens), model, progress)
+
+    def _complete(self, teacher: str, sha256: str) -> bool:
+        if not (self.folder / CARD).is_file():
+            return False
+        if self.card.sha256 != sha256:
+            raise ValueError(f"{self.folder} holds the vectors of another teacher than {teacher}: remove it, or name that teacher")
+        return all(self._whole(name, self.card) == self._rows(name) for name in (VOCABULARY, *self.files.splits))
+
+    def verify(self) -> int:
+        """Read everything, also what a run has not computed to the end yet -> files; Damaged where something has changed."""
+        names = [name for name in (VOCABULARY, *self.files.splits) if self.card.blocks.get(name)]
+        for name in names:
+            if self._whole(name, self.card) < min(BLOCK * len(self.card.blocks[name]), self._rows(name)):
+                raise Damaged(f"{self._path(name)} is damaged: its content has changed")
+        return len(names)
 
     def of(self, name: str) -> np.ndarray:
         """[rows of the split, width] float16; "vocabulary": [tokens, width]"""
-        rows = self.files.card.tokenizer["vocab"] if name == "vocabulary" else len(self.files[name])
-        found = self._known(name)
-        if len(found) != rows:
-            raise ValueError(f"{self._path(name)} has {len(found):,} of {rows:,} vectors: the same command with --resume goes on")
-        return found
+        path, rows, width = self._path(name), self._rows(name), self.width
+        found = path.stat().st_size // (2 * width) if path.is_file() else 0
+        if found != rows:
+            raise ValueError(f"{path} has {found:,} of {rows:,} vectors: the same command with --resume goes on")
+        return np.memmap(path, dtype="float16", mode="r", shape=(rows, width)) if rows else np.zeros((0, width), dtype=np.float16)
 
     @property
-    def card(self) -> JsonObject:
-        return read_json(self.folder / CARD)
+    def card(self) -> VectorCard:
+        return VectorCard.read(self.folder)
 
     @property
     def width(self) -> int:
-        return int(self.card["width"])
+        return self.card.width
+
+    def told(self) -> JsonObject:
+        """For the record of a run."""
+        return {name: value for name, value in asdict(self.card).items() if name != "blocks"}
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.float16"
 
-    def _known(self, name: str) -> np.ndarray:
-        path, width = self._path(name), self.width
-        rows = path.stat().st_size // (2 * width) if path.is_file() else 0
-        return np.memmap(path, dtype="float16", mode="r", shape=(rows, width)) if rows else np.zeros((0, width), dtype=np.float16)
+    def _rows(self, name: str) -> int:
+        return self.files.card.tokenizer["vocab"] if name == VOCABULARY else len(self.files[name])
 
-    def _write_vocabulary(self, teacher: Teacher) -> None:
-        if len(self._known("vocabulary")) != self.files.card.tokenizer["vocab"]:
-            self._path("vocabulary").write_bytes(teacher.vocabulary(self.files.card).tobytes())
+    def _whole(self, name: str, card: VectorCard) -> int:
+        """Rows from the first on whose blocks are as they were written."""
+        path, sums = self._path(name), card.blocks.get(name, [])
+        if not sums or not path.is_file():
+            return 0
+        with open(path, "rb") as file:
+            whole = next((i for i, wanted in enumerate(sums) if _sum(file.read(BLOCK * 2 * card.width)) != wanted), len(sums))
+        return min(whole * BLOCK, self._rows(name))
 
-    def _write_rows(self, teacher: Teacher, split: TokenSplit, bars: Progress, card: JsonObject) -> None:
-        begin, size = len(self._known(split.name)), 2 * teacher.width
-        with bars.stage(f"the teacher reads {split.name}", len(split)) as advance, open(self._path(split.name), "ab") as file:
-            file.truncate(begin * size)  # half a vector, where a run was stopped while it wrote
-            advance(begin)
-            for start in range(begin, len(split), BLOCK):
-                rows, began = range(start, min(start + BLOCK, len(split))), time.monotonic()
-                file.write(teacher.vectors([split.row(row) for row in rows]).tobytes())
+    def _write(self, card: VectorCard, teacher: Teacher, progress: bool | None) -> None:
+        if self._whole(VOCABULARY, card) < self._rows(VOCABULARY):
+            words = teacher.vocabulary(self.files.card)
+            card = self._write_rows(card, VOCABULARY, lambda rows: words[rows.start : rows.stop], lambda count: None)
+        with Progress(progress) as bars:
+            for name in self.files.splits:
+                with bars.stage(f"the teacher reads {name}", self._rows(name)) as advance:
+                    card = self._write_rows(card, name, self._reader(teacher, name), advance)
+
+    def _reader(self, teacher: Teacher, name: str) -> Callable[[range], np.ndarray]:
+        split = self.files[name]
+        return lambda rows: teacher.vectors([split.row(row) for row in rows])
+
+    def _write_rows(
+        self, card: VectorCard, name: str, compute: Callable[[range], np.ndarray], advance: Callable[[int], None]
+    ) -> VectorCard:
+        begin, total = self._whole(name, card), self._rows(name)
+        sums = card.blocks.get(name, [])[: -(-begin // BLOCK)]
+        advance(begin)
+        with open(self._path(name), "ab") as file:
+            file.truncate(begin * 2 * card.width)
+            for start in range(begin, total, BLOCK):
+                rows, began = range(start, min(start + BLOCK, total)), time.monotonic()
+                content = compute(rows).tobytes()
+                file.write(content)
                 file.flush()
-                card["seconds"] += time.monotonic() - began
-                write_json(self.folder / CARD, card)
+                os.fsync(file.fileno())
+                sums = [*sums, _sum(content)]
+                seconds = card.seconds + (time.monotonic() - began if name != VOCABULARY else 0.0)
+                card = replace(card, seconds=seconds, blocks={**card.blocks, name: sums})
+                card.write(self.folder)
                 advance(len(rows))
+        return card
+
+
+def _sum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from tokmix.core.segments import Segments
 from tokmix.data.batches.mask import IGNORE, Masking
 from tokmix.data.batches.rows import Batch, Batches
 from tokmix.data.tokens import TokenFiles
-from tokmix.runs.files import replacing
+from tokmix.training.checkpoint import load_tensors, save_tensors
 from tokmix.training.contrast import mean_of
 from tokmix.training.distill.teacher import FOLDER, Teacher, check_tokenizer, start_of_embedding
 from tokmix.training.distributed import World
@@ -90,15 +91,22 @@ class DistillTokens(TrainingTask):
         if self.config.max_len > longest:
             raise ValueError(f"model.length={self.config.max_len} is longer than what the teacher reads: {longest} tokens at most")
         self.teacher = {**self.reader.card(), "width": self.reader.width}
+        self.scales = self._scales(world)
+
+    def _scales(self, world: World) -> Scales:
+        """Of the file, so that they are the same ones after a resume."""
         if world.first and not self._path.is_file():
             self._write_scales(world)
         world.wait()
-        with np.load(self._path) as known:
-            self.scales = Scales(*(torch.from_numpy(known[name]).to(world.device) for name in ("directions", "size", "mean", "deviation")))
+        known, notes = load_tensors(self._path)
+        if notes.get("teacher") != self.reader.card()["sha256"]:
+            told = self.train.teacher
+            raise ValueError(f"{self._path} was made by another teacher than {told}: remove it, or name that teacher")
+        return Scales(**{name: tensor.to(world.device) for name, tensor in known.items()})
 
     @property
-    def _path(self) -> Any:
-        return self.files.folder / FOLDER / f"states-{self.config.dim}.npz"
+    def _path(self) -> Path:
+        return self.files.folder / FOLDER / f"states-{self.config.dim}.safetensors"
 
     @torch.inference_mode()
     def _write_scales(self, world: World) -> None:
@@ -115,10 +123,8 @@ class DistillTokens(TrainingTask):
         ends, inner = torch.cat(last), torch.cat(middle)
         directions = torch.linalg.eigh(ends.T @ ends).eigenvectors.flip(1)[:, : self.config.dim]
         size = (ends @ directions).square().sum(1).mean()
-        self._path.parent.mkdir(exist_ok=True)
         found = {"directions": directions, "size": size, "mean": inner.mean(0), "deviation": inner.std(0).clamp_min(1e-6)}
-        with replacing(self._path) as path, open(path, "wb") as file:
-            np.savez(file, **{name: value.float().numpy() for name, value in found.items()})
+        save_tensors(self._path, {name: value.float() for name, value in found.items()}, {"teacher": self.reader.card()["sha256"]})
 
     def build(self, device: torch.device) -> Model:
         with seeded(self.train.seed):

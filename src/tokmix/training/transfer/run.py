@@ -32,23 +32,35 @@ from tokmix.data.prepare.tokenize import load_tokenizer
 from tokmix.data.tokens import TokenFiles, is_prepared
 from tokmix.hf.audits import load_any
 from tokmix.hf.swaps import attention_layers, choose, longest, swap
-from tokmix.runs.files import check_free, finite, new_folder, read_json, sha256_file, write_json, write_text
+from tokmix.runs.files import (
+    Damaged,
+    check_files,
+    check_free,
+    finite,
+    new_folder,
+    read_json,
+    remove_partial,
+    seal,
+    sha256_file,
+    write_json,
+    write_text,
+)  # fmt: skip
 from tokmix.runs.locks import owning
 from tokmix.training import cost_record, report, threads
 from tokmix.training.checkpoint import Checkpoints, load_tensors, save_tensors
+from tokmix.training.distill.teacher import teacher_hash
 from tokmix.training.distributed import World, join_world
 from tokmix.training.engine import Engine
 from tokmix.training.imports import import_files
-from tokmix.training.preflight import nothing_left_of
+from tokmix.training.preflight import nothing_left_of, put_aside
 from tokmix.training.run_record import NAME, RunRecord
 from tokmix.training.settings import TrainSettings
 from tokmix.training.side_by_side import train_one
-from tokmix.training.train import go
+from tokmix.training.train import empty, go
 from tokmix.training.transfer.distillation import Distillation, Layers, Pair, Whole
-from tokmix.training.transfer.settings import TransferSettings
+from tokmix.training.transfer.settings import PARTS, RECORD, WEIGHTS, TransferSettings
 from tokmix.training.transfer.task import EVALUATIONS, Frame, TransferTask
 
-RECORD, WEIGHTS = "transfer.json", "weights.safetensors"
 WEIGHT_FILES = (".safetensors", ".bin", ".h5", ".msgpack", ".onnx", ".ot", ".index.json")
 
 
@@ -73,10 +85,12 @@ def run(
         if world.size > 1:
             raise ValueError("transfer runs in one process: start it without torchrun")
         torch.set_num_threads(threads.given(settings.threads) or torch.get_num_threads())
-        if (out / "model" / RECORD).is_file():
-            say(f"{out / 'model'} is there already: this run has ended")
-            return read_json(out / "model" / RECORD)
-        with nothing_left_of(out, new=not resume):
+        new = empty(out)
+        if not new and not (resume and (out / NAME).is_file()):
+            raise ValueError(f"{out} exists already and is not a run to resume; nothing is overwritten: name another folder")
+        if (record := _ended(out, say)) is not None:
+            return record
+        with nothing_left_of(out, new=new):
             _open(teacher, Path(data), out, settings)
             pair = make_pair(teacher, settings)
             if not (out / "data").exists():
@@ -94,11 +108,32 @@ def _tokenizer_of(teacher: Path) -> Path:
     return teacher / "tokenizer.json"
 
 
+def _ended(out: Path, say: Callable[[str], None]) -> dict[str, Any] | None:
+    """The record of a run that has ended, whose model is whole; None: it goes on. A damaged model is put aside. What killed processes
+    left is removed."""
+    for folder in (out, *(out / part for part in PARTS)):
+        remove_partial(folder)
+        Checkpoints(folder / "checkpoints").clear()
+    model = out / "model"
+    if not model.exists():
+        return None
+    try:
+        if not (model / RECORD).is_file():
+            raise Damaged(f"{model} is damaged: {RECORD} is missing")
+        record = read_json(model / RECORD)
+        check_files(model, record, RECORD)
+    except Damaged as error:
+        put_aside(model, error, say)
+        return None
+    say(f"{model} is there already: this run has ended")
+    return record
+
+
 def _open(teacher: Path, data: Path, out: Path, settings: TransferSettings) -> None:
     """Note what was asked, or see that it is what was asked before."""
     if is_prepared(data):
         raise ValueError(f"{data} is prepared; transfer reads plain text, by the teacher's own tokenizer")
-    asked = {"teacher": {"config": sha256_file(teacher / "config.json")[1]}, "transfer": asdict(settings)}
+    asked = {"teacher": {"sha256": teacher_hash(teacher)}, "transfer": asdict(settings)}
     if not (out / NAME).is_file():
         RunRecord(data.name, asked).write(out)
         return
@@ -165,7 +200,7 @@ class _Transfer:
         )  # fmt: skip
 
     def train(self, teacher: Path, resume: bool) -> dict[str, Any]:
-        part, curves = self.out / "layers", {}
+        part, curves = self.out / PARTS[0], {}
         share = self.settings.first
         first: dict[str, Any] | None = None
         if share > 0:
@@ -181,13 +216,13 @@ class _Transfer:
         cost = first or {}
         if share < 1:
             self.say("part 2: the whole model learns what the teacher says")
-            engine = self._go(self.out / "whole", Whole, 1 - share, self.settings.lr_whole, resume)
+            engine = self._go(self.out / PARTS[1], Whole, 1 - share, self.settings.lr_whole, resume)
             cost, curves["whole"] = cost_record.with_warm_up(cost_record.cost_record(engine), first), engine.progress.history
         record = finite({
             "tokmix": tokmix.__version__, "teacher": teacher.resolve().name, "settings": asdict(self.settings),
             "layers": list(self.pair.layers), "curves": curves, "cost": cost,
         })  # fmt: skip
-        self._save(teacher, record)
+        record = self._save(teacher, record)
         self.say(f"model folder {self.out / 'model'}; {cost['tokens']:,} tokens in {report.clock(cost['seconds'])}; {report.factors(cost)}")
         return dict(record)
 
@@ -205,8 +240,9 @@ class _Transfer:
         train_one(go(engine, log, resume, self.say))
         return engine
 
-    def _save(self, teacher: Path, record: dict[str, Any]) -> None:
-        """The teacher's folder with the new weights: its tokenizer, and what else tools keep beside a model."""
+    def _save(self, teacher: Path, record: dict[str, Any]) -> dict[str, Any]:
+        """The teacher's folder with the new weights: its tokenizer, and what else tools keep beside a model. -> the record, with a hash of
+        every file."""
         with new_folder(self.out / "model") as folder:
             for path in sorted(teacher.rglob("*")):
                 name = path.relative_to(teacher)
@@ -214,8 +250,10 @@ class _Transfer:
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(path, folder / name)
             self.pair.student.cpu().save_pretrained(folder)
-            write_json(folder / RECORD, record)
             write_text(folder / "README.md", _card(record))
+            record = seal({**record, "files": {path.name: sha256_file(path)[1] for path in sorted(folder.iterdir()) if path.is_file()}})
+            write_json(folder / RECORD, record)
+        return record
 
 
 def _stack_of(student: PreTrainedModel) -> str:

@@ -7,6 +7,9 @@ from typing import Literal, get_type_hints
 
 from tokmix.core.checks import at_least, typed, within
 
+RECORD, WEIGHTS = "transfer.json", "weights.safetensors"  # of the model folder; of the first stage
+PARTS = ("layers", "whole")  # folders of the two stages
+
 
 @dataclass(frozen=True)
 class TransferSettings:
