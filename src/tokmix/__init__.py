@@ -92,7 +92,8 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ImportError(f"tokmix.{name} needs torch: pip install 'tokmix[torch]'") from error
+        extra = "lab" if _HOME[name].startswith("api.") else "torch"
+        raise ImportError(f"tokmix.{name} needs torch: pip install 'tokmix[{extra}]'") from error
     globals()[name] = value
     return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -34,6 +35,9 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     found = {one.about: one for one in doctor._extras()}
     assert found["[runtime]"].state == doctor.NOTE
     assert "missing: onnxruntime; pip install 'tokmix[runtime]'" in found["[runtime]"].text
+    monkeypatch.setattr(doctor, "_installed", lambda name: False)
+    found = {one.about: one for one in doctor._extras()}
+    assert re.fullmatch(r"missing: [\w-]+, [\w-]+, [\w-]+ and \d+ more; pip install 'tokmix\[lab\]'", found["[lab]"].text)
 
 
 @pytest.mark.usefixtures("clean_registry")

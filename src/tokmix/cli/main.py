@@ -82,7 +82,7 @@ def _message(error: Exception, options: argparse.Namespace) -> str:
     """An expected error gives its own message. An unexpected one also gets its type and a hint to --debug."""
     text = " ".join(str(error).split())
     if isinstance(error, ImportError) and error.name == "torch":
-        return f"{text}: pip install 'tokmix[torch]'"
+        return "this command needs torch: pip install 'tokmix[lab]'"
     if isinstance(error, (ValueError, OSError, ImportError)) and text:
         return as_options(str(error), options.known)
     return f"{type(error).__name__}{': ' * bool(text)}{text[:500]} (unexpected error; add {DEBUG} to see the traceback)"
