@@ -4,7 +4,8 @@ search    a minute of GPU each: every stack once, the first phase of choosing
 long      the best three and the attention twin for eight minutes each
 seeds     the final pair and the twin, three pretraining seeds
 gap       the final pair and the twin after 50 M, 200 M and 1 B tokens
-tune      all tables, from the long runs, from nothing, three seeds
+states    the shipped pair and its attention twin: they learn a teacher's hidden states from the same tokens
+tune      all tables, from these three and from nothing, three seeds
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from reproduce.claims import Claim, Run
-from reproduce.encoder.stacks import ARMS, BY_NAME, TWIN, Arm, settings
+from reproduce.encoder.stacks import ARMS, BY_NAME, TAUGHT, TEACHER, TWIN, Arm, settings
 from reproduce.item import Item, Outcomes, Results
 from reproduce.job import Job
 from reproduce.page import claims_table, runs, spread, table
@@ -20,11 +21,12 @@ from reproduce.results import outcomes as outcomes_of
 
 TEXT, SECONDS, LONG, SEEDS = "text", 75, 480, (0, 1, 2)
 GAPS = (50_000_000, 200_000_000, 1_000_000_000)
-# table -> (figure, most epochs): published figures or twins on the same rows stand beside them in the README
+STATES = 600_000_000  # tokens
+# table -> (figure, epochs, rows of a batch): published figures or twins on the same rows stand beside them in the README
 TABLES = {
-    "sst2": ("accuracy", 4), "cola": ("matthews", 10), "mrpc": ("accuracy", 15), "rte": ("accuracy", 15), "stsb": ("pearson", 15),
-    "trec": ("accuracy", 15), "agnews_28": ("accuracy", 4), "qnli": ("accuracy", 10), "snli_33": ("accuracy", 4),
-    "mnli_11": ("accuracy", 8), "qqp_complete": ("accuracy", 3),
+    "sst2": ("accuracy", 4, 128), "cola": ("matthews", 10, 64), "mrpc": ("accuracy", 15, 64), "rte": ("accuracy", 15, 64),
+    "stsb": ("pearson", 15, 64), "trec": ("accuracy", 15, 64), "agnews_28": ("accuracy", 4, 64), "qnli": ("accuracy", 8, 64),
+    "snli_33": ("accuracy", 3, 256), "mnli_11": ("accuracy", 5, 128), "qqp_complete": ("accuracy", 3, 256),
 }  # fmt: skip
 SEARCHED = ("trec", "rte", "stsb", "qnli")  # a quick look at each stack of the search, one seed
 
@@ -36,11 +38,12 @@ def pretraining(arm: Arm, name: str, quick: bool, seed: int = 0, **length: int) 
 
 
 def tuning(name: str | None, arm: Arm, data: str, quick: bool, seeds: tuple[int, ...]) -> Job:
-    figure, epochs = TABLES[data]
+    figure, epochs, rows = TABLES[data]
     fresh = {key: value for key, value in settings(arm, quick).items() if key in ("model.stack", "model.dim", "model.feed_forward")}
-    given: dict[str, Any] = {"train.epochs": 1 if quick else epochs, "train.evaluations": 2 if quick else 10}
+    given: dict[str, Any] = {"train.epochs": 1 if quick else epochs, "train.evaluations": 2 if quick else 10, "train.rows": rows}
     spec = {"encoder": name, "set": data, "seeds": list(seeds), "figure": figure, "settings": given | ({} if name else fresh)}
-    return Job(f"tune-{name or 'nothing-' + arm.name}-{data}", "encoder_tune", spec, weight=epochs)
+    weight = {"qqp_complete": 9.0, "snli_33": 5.0, "sst2": 4.0, "mnli_11": 3.0}.get(data, 1.0)
+    return Job(f"tune-{name or 'nothing-' + arm.name}-{data}", "encoder_tune", spec, weight=weight)
 
 
 def search(quick: bool, outcomes: Outcomes) -> list[Job]:
@@ -85,12 +88,23 @@ def final(outcomes: Outcomes) -> list[Arm]:
     return [*found, TWIN] if found else []
 
 
+def states(quick: bool, outcomes: Outcomes) -> list[Job]:
+    jobs = []
+    for arm in TAUGHT[:1] if quick else TAUGHT:
+        given = settings(arm, quick, **({} if quick else {"train.compile": "yes"}))
+        tokens = 4096 * 3 if quick else STATES
+        spec = {"name": f"states-{arm.name}", "text": TEXT, "teacher": TEACHER, "settings": given, "tokens": tokens}
+        jobs.append(Job(f"pretrain-states-{arm.name}", "encoder_pretrain", spec, weight=tokens / 2e6))
+    return jobs
+
+
 def tune(quick: bool, outcomes: Outcomes) -> list[Job]:
-    before = long(quick, outcomes)
-    arms = [arm for arm in final(outcomes) if usable(outcomes.get(f"pretrain-long-{arm.name}"))]
+    before = states(quick, outcomes)
+    arms = [arm for arm in TAUGHT if usable(outcomes.get(f"pretrain-states-{arm.name}"))]
     sets = list(TABLES)[5:6] if quick else list(TABLES)
     seeds = SEEDS[:1] if quick else SEEDS
-    return before + [tuning(name, arm, data, quick, seeds) for arm in arms for data in sets for name in (f"long-{arm.name}", None)]
+    jobs = [tuning(f"states-{arm.name}", arm, data, quick, seeds) for arm in arms for data in sets]
+    return before + jobs + [tuning(None, arm, data, quick, seeds) for arm in arms[:1] for data in sets]
 
 
 def seeds(quick: bool, outcomes: Outcomes) -> list[Job]:
@@ -164,20 +178,34 @@ def gap_tables(content: Results) -> str:
 
 def tune_tables(content: Results) -> str:
     found, claims = outcomes_of(content), []
-    for arm in (one for one in final(found) if one is not TWIN):
-        for data in TABLES:
-            ours, twins, fresh = (runs(found.get(f"tune-{name}-{data}")) for name in (
-                f"long-{arm.name}", f"long-{TWIN.name}", f"nothing-{arm.name}",
-            ))  # fmt: skip
-            claims.append(Claim(f"{data}: {arm.name} is at most a point behind the attention twin", ours, twins, True, 0.01))
-            claims.append(Claim(f"{data}: {arm.name} is ahead of the same model from nothing", ours, fresh))
-    return tune_table(content, "") + ("\n\n" + claims_table(claims, scale=100) if claims else "")
+    small, hybrid, twin = (arm.name for arm in TAUGHT)
+    for data in TABLES:
+        ours, mixed, twins = (runs(found.get(f"tune-states-{name}-{data}")) for name in (small, hybrid, twin))
+        fresh = runs(found.get(f"tune-nothing-{small}-{data}"))
+        claims.append(Claim(f"{data}: {small} is at most a point behind the attention twin", ours, twins, True, 0.01))
+        claims.append(Claim(f"{data}: {hybrid} is at most a point behind the attention twin", mixed, twins, True, 0.01))
+        claims.append(Claim(f"{data}: {small} is ahead of the same model from nothing", ours, fresh))
+    return tune_table(content, "") + "\n\n" + claims_table(claims, scale=100)
+
+
+def states_tables(content: Results) -> str:
+    found, rows = outcomes_of(content), []
+    for arm in TAUGHT:
+        one = found.get(f"pretrain-states-{arm.name}") or {}
+        figures, cost = one.get("figures") or {}, one.get("cost") or {}
+        joules = f"{cost['energy_joules'] / 1000:,.0f} kJ" if cost.get("energy_joules") else None
+        seconds = f"{cost['seconds']:.0f}" if cost.get("seconds") else None
+        seen = f"{cost['tokens'] / 1e6:.0f} M" if cost.get("tokens") else None
+        cells = [f"{figures[name]:.4f}" if name in figures else None for name in ("loss", "cosine")]
+        rows.append([arm.name, f"`{arm.stack}`", *cells, seen, seconds, joules, cost.get("parameters")])
+    return table(["name", "stack", "error of the states", "cosine of the means", "tokens", "seconds", "energy", "parameters"], rows)
 
 
 ITEMS = [
     Item("encoder", "search", "every stack for 75 s of one GPU at equal parameters (give --workers 1)", search, search_tables),
     Item("encoder", "long", "the best three of the search and the attention twin, 8 minutes each (give --workers 1)", long, long_tables),
-    Item("encoder", "tune", "the final pair, the twin and fresh models on eleven tables, three seeds", tune, tune_tables),
+    Item("encoder", "states", "the shipped pair and its twin learn a teacher's states (give --workers 1)", states, states_tables),
+    Item("encoder", "tune", "the shipped pair, the twin and fresh models on eleven tables, three seeds", tune, tune_tables),
     Item("encoder", "gap", "loss after 50 M, 200 M and 1 B tokens (give --workers 1)", gap, gap_tables),
     Item("encoder", "seeds", "three pretraining seeds of the final pair and the twin (give --workers 1)", seeds, seeds_tables),
 ]

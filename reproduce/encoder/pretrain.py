@@ -1,11 +1,12 @@
-"""Jobs of kind "encoder_pretrain": one encoder, for so many seconds or tokens, by the product's own `pretrain`.
+"""Jobs of kind "encoder_pretrain": one encoder, for so many seconds or tokens, by the product's own `pretrain` or `distill`.
 
 spec    name       the encoder is kept as DATA/encoders/NAME, where jobs of kind "encoder_tune" find it
         settings   of `tokmix pretrain`, by full name
         seconds    of the whole run, or tokens: how many it reads
         text       the folder of token files in DATA
+        teacher    a folder in DATA: `distill` learns its hidden states
 
-Its score is the loss on hidden tokens of held-out documents, lower is better.
+Its score is the loss on held-out documents, lower is better: of hidden tokens, or of the teacher's states.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduce.job import Context
-from tokmix.api.fit import pretrain
+from tokmix.api.fit import distill, pretrain
 
 KEPT = "encoders"
 
@@ -29,7 +30,10 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
         del settings["train.epochs"]
     else:
         settings["train.minutes"] = spec["seconds"] / 60
-    record = pretrain(data / spec["text"], out, resume=out.exists(), **settings).record
+    if "teacher" in spec:
+        record = distill(data / spec["teacher"], data / spec["text"], out, resume=out.exists(), **settings).record
+    else:
+        record = pretrain(data / spec["text"], out, resume=out.exists(), **settings).record
     context.say(f"{spec['name']}: {record['figures']}")
     cost = record["cost"]
     kept = ("parameters", "tokens", "seconds", "steps", "energy_joules", "flops_training", "examples", "device", "peak_memory_bytes")

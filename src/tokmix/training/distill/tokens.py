@@ -155,8 +155,9 @@ class DistillTokens(TrainingTask):
     def read(self, batch: Batch) -> tuple[Tensor, Segments | None, Tensor]:
         """-> (ids [B, T] of the text, each window between [CLS] and [SEP]; segments; which ids the student does not see)"""
         hidden = batch.targets != IGNORE
-        ids = self._framed(torch.where(hidden, batch.targets, batch.ids), batch.segments)
-        return ids, batch.segments, hidden
+        ids, roles = torch.where(hidden, batch.targets, batch.ids), self.card.tokenizer["roles"]
+        ids = torch.where(ids == roles["eot"], roles["sep"], ids)  # the end of a text is a token that the teacher does not know
+        return self._framed(ids, batch.segments), batch.segments, hidden
 
     def _framed(self, ids: Tensor, segments: Segments | None) -> Tensor:
         roles = self.card.tokenizer["roles"]
