@@ -50,7 +50,7 @@ def write_figures(results: dict[str, Result], folder: Path) -> list[str]:
             plt.close(made)
         parts.append(
             f"## {figure.title}\n\n![{figure.alt}](figures/{figure.name}.svg)\n\n{figure.words} "
-            f"Made by `{result['command'].split('`')[0]}` at {str(result['commit'])[:9]} on {result['machine']}.\n"
+            f"Made by {commands(result['command'])} at {str(result['commit'])[:9]} on {result['machine']}.\n"
         )
     return parts
 
@@ -58,6 +58,20 @@ def write_figures(results: dict[str, Result], folder: Path) -> list[str]:
 def read_results() -> dict[str, Result]:
     lines = (ROOT / "bench" / "results.jsonl").read_text(encoding="utf-8").splitlines()
     return {entry["name"]: entry for entry in map(json.loads, lines)}
+
+
+def commands(text: str) -> str:
+    """One command, or several with words between them: the results leave the first and the last backquote out."""
+    opened = f"`{text}"
+    return opened + "`" * (opened.count("`") % 2)
+
+
+def _plain_ticks(axes: Axes, lengths: list[int], values: tuple[float, ...] = ()) -> None:
+    """Numbers as people write them, in place of powers."""
+    axes.set_xticks(lengths, [f"{n:,}" for n in lengths], fontsize=9)
+    axes.minorticks_off()
+    if values:
+        axes.set_yticks(list(values), [f"{value:g}" for value in values])
 
 
 def write_readme_figure(path: Path) -> None:
@@ -87,6 +101,7 @@ def _layers(axes: Axes, numbers: Result) -> None:
     axes.set_xlabel("tokens of a sequence (65,536 tokens in all)")
     axes.set_ylabel("ms, forward and backward")
     axes.set_yscale("log", base=10)
+    _plain_ticks(axes, sorted({row["N"] for row in rows if row["name"] in names}), (0.5, 1, 2, 5, 10, 20, 50))
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
 
@@ -103,6 +118,7 @@ def _train(axes: Axes, numbers: Result) -> None:
         points = sorted((n, rate) for (other, n), rate in best.items() if other == name)
         axes.plot([n for n, _ in points], [rate for _, rate in points], marker="o", color=colour, label=name)
     axes.set_xscale("log", base=2)
+    _plain_ticks(axes, sorted({n for _, n in best}))
     axes.set_ylim(0, 13)  # room for the names
     axes.set_xlabel("tokens of a sequence (32,768 tokens a step)")
     axes.set_ylabel("million training tokens a second")
@@ -124,14 +140,14 @@ def _decode(axes: Axes, numbers: Result) -> None:
 FIGURES = (
     Figure(
         "layers", "A layer against length", "bench_layers_eighth_h200", _layers,
-        "Time of a layer against the length of a sequence. HyperMixing stays level, attention rises with the length.",
-        "A token mixing layer of width 512 in bf16, the same number of tokens at every length. Linear mixers take the same time "
-        "at any length. Attention is the fastest of the kernels torch offers.",
+        "Time of a layer against the length of a sequence. The time of HyperMixing does not grow, that of attention does.",
+        "A token mixing layer of width 512 in bf16. Every call has the same number of tokens, so longer sequences are fewer. "
+        "HyperMixing then takes no longer. Attention is the fastest of the kernels that torch offers.",
     ),
     Figure(
         "train", "Training whole models", "bench_train_h200", _train,
         "Million training tokens a second of whole models against the length of a sequence.",
-        "Whole models in one captured, compiled step: the best that the layers allow, not what `tokmix train` reaches.",
+        "Whole models, compiled, with each step captured in a CUDA graph. This is the best that the layers allow. `tokmix train` does not reach it.",
     ),
     Figure(
         "decode", "Decoding on a CPU", "bench_decode_models_cpu", _decode,

@@ -1,10 +1,11 @@
 """Pages of the site that are written from the code: the commands, the Python API, the measurements, and pages from outside of docs/.
 
-    generated/commands.md       --help-all of every command
-    generated/python_api.md     signature and docstring of every public name
-    generated/benchmarks.md     figures drawn from bench/results.jsonl
-    generated/reproduce/        the papers' results, copied from reproduce/
-    generated/notebooks/        each tutorial as a notebook
+generated/mixers.md         the table of all mixers
+generated/commands.md       --help-all of every command
+generated/python_api.md     signature and docstring of every public name
+generated/benchmarks.md     figures drawn from bench/results.jsonl
+generated/reproduce/        the papers' results, copied from reproduce/
+generated/notebooks/        each tutorial as a notebook
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", lambda _: write_all())
     app.connect("source-read", _links_inside)
+    app.connect("source-read", _notebook_link)
     app.connect("build-finished", _reachable)
     return {"parallel_read_safe": True}
 
@@ -42,6 +44,7 @@ def write_all() -> None:
     _write("commands.md", commands())
     _write("python_api.md", python_api())
     _write("benchmarks.md", benchmarks())
+    _write("mixers.md", mixers())
     _write("changelog.md", (ROOT / "CHANGELOG.md").read_text())
     _write("contributing.md", (ROOT / "CONTRIBUTING.md").read_text())
     for page in sorted((ROOT / "reproduce").rglob("README.md")):
@@ -50,6 +53,14 @@ def write_all() -> None:
         if (page.parent / "figures").is_dir():
             shutil.copytree(page.parent / "figures", GENERATED / place / "figures")
     notebooks()
+
+
+def mixers() -> str:
+    """The table of all mixers, which stands in the folder's own README, and the letters that all pages use."""
+    text = (DOCS / "README.md").read_text()
+    table = text.split("## Mixers\n", 1)[1].split("\n## ", 1)[0]
+    letters = text[text.index("Letters used on all pages") :]
+    return f"# All mixers\n{table}\n{letters}"
 
 
 def _write(name: str, text: str) -> None:
@@ -118,19 +129,20 @@ def _text(thing: object) -> str:
 
 
 def benchmarks() -> str:
-    from site_figures import read_results, write_figures
+    from site_figures import commands, read_results, write_figures
 
     results = read_results()
     parts = [
         "# Benchmarks\n",
-        "Each figure is drawn from one run, so what stands in it can be compared. Times of different runs cannot. "
-        "[How `tokmix bench` measures](../bench.md) explains the words.\n",
+        "Each figure is drawn from one measurement, so you can compare the numbers within it. Times of different measurements "
+        "cannot be compared. [Benchmarks](../bench.md) explains how `tokmix bench` measures.\n",
         *write_figures(results, GENERATED / "figures"),
         "## Every measurement\n",
         "| measurement | machine | command | what it is |\n|---|---|---|---|",
     ]
     rows = [
-        f"| {name} | {_cell(one.get('machine'))} | {_code(one.get('command'))} | {_cell(one.get('note'))} |" for name, one in results.items()
+        f"| {name} | {_cell(one.get('machine'))} | {commands(_cell(one['command'])) if one.get('command') else ''} | {_cell(one.get('note'))} |"
+        for name, one in results.items()
     ]
     return "\n".join([*parts, *rows, ""])
 
@@ -139,10 +151,6 @@ def _cell(value: object) -> str:
     if isinstance(value, dict):
         value = value.get("gpu") or value.get("device") or value.get("processor") or ", ".join(f"{k} {v}" for k, v in value.items())
     return str(value or "").replace("|", "\\|").replace("\n", " ")
-
-
-def _code(value: object) -> str:
-    return f"`{_cell(value)}`" if value else ""
 
 
 def notebooks() -> None:
@@ -165,7 +173,9 @@ def _reachable(app: Sphinx, error: Exception | None) -> None:
         for path in Path(app.outdir).rglob("*.html"):
             text = path.read_text(encoding="utf-8")
             text = re.sub(r"<(pre|table)(?=[ >])", r'<\1 tabindex="0"', text)
-            path.write_text(text.replace('class="caption" role="heading"', 'class="caption" role="heading" aria-level="2"'), encoding="utf-8")
+            path.write_text(
+                text.replace('class="caption" role="heading"', 'class="caption" role="heading" aria-level="2"'), encoding="utf-8"
+            )
 
 
 def _links_inside(app: Sphinx, name: str, source: list[str]) -> None:
@@ -175,6 +185,8 @@ def _links_inside(app: Sphinx, name: str, source: list[str]) -> None:
         here = ROOT / Path(name).parent.relative_to("generated")
     elif name in ("generated/changelog", "generated/contributing"):
         here = ROOT
+    elif name == "generated/mixers":
+        here = DOCS
     base = (DOCS / name).parent
 
     def inside(match: re.Match[str]) -> str:
@@ -192,6 +204,13 @@ def _links_inside(app: Sphinx, name: str, source: list[str]) -> None:
 
     pieces = FENCED.split(source[0])
     source[0] = "".join(piece if at % 2 else LINK.sub(inside, piece) for at, piece in enumerate(pieces))
+
+
+def _notebook_link(app: Sphinx, name: str, source: list[str]) -> None:
+    """Below the title of a tutorial: itself as a notebook."""
+    if name.startswith("tutorials/"):
+        title, rest = source[0].split("\n", 1)
+        source[0] = f"{title}\n\n{{download}}`This page as a notebook </generated/notebooks/{Path(name).name}.ipynb>`\n{rest}"
 
 
 def _page(path: Path) -> Path | None:
