@@ -12,6 +12,17 @@ sampling.py  the next token                  text.py      text from tokens as th
 
 from __future__ import annotations
 
-from tokmix.runtime.onnx import load
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokmix.runtime.onnx import OnnxModel
 
 __all__ = ["load"]
+
+
+def load(folder: str | Path, threads: int | None = None) -> OnnxModel:
+    """A folder that `tokmix export --format onnx` wrote. threads: of one computation; None: onnxruntime decides."""
+    from tokmix.runtime.onnx import load as load_onnx
+
+    return load_onnx(folder, threads)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,13 +24,15 @@ from tokmix.data.prepare.rows import text_of
 from tokmix.data.prepare.targets import LABELLED
 from tokmix.data.read.files import Text, format_of
 from tokmix.data.read.lines import decoded, lines
-from tokmix.runtime.model import Answer
 from tokmix.training import model_folder
 from tokmix.training.baseline import bag_texts
 from tokmix.training.eval_data import table_or_text
 from tokmix.training.imports import import_files
 from tokmix.training.mixture import BAG
 from tokmix.training.model_folder import Trained
+
+if TYPE_CHECKING:
+    from tokmix.runtime.model import Answer
 
 TOKENS = 8192  # of a batch, padding included
 CHUNK = 4096  # texts read, sorted by length and answered at a time
