@@ -115,8 +115,8 @@ class TrainedModel:
         """The figures on data. reading: how it is read, as options of `tokmix eval` (text, label, header, encoding ...)."""
         from tokmix.training.evaluate import figures
 
-        columns = self.record["columns"]
-        with told(False), as_path(data, columns.get("text"), columns.get("target")) as path:
+        columns = self._trained.about.columns
+        with told(False), as_path(data, columns.text or None, columns.target) as path:
             return figures(self._trained, path, split, **reading)
 
     def generate(
@@ -193,7 +193,7 @@ class TrainedModel:
         from tokmix.data.read.files import place
 
         names = [str(name) for name in frame.columns]
-        picked = [place("the frame", names, column) for column in self.record["columns"].get("text") or ["text"]]
+        picked = [place("the frame", names, column) for column in self._trained.about.columns.text or ["text"]]
         for row in frame.itertuples(index=False, name=None):
             found = tuple(str(row[i]) for i in picked)
             yield found if self._trained.pair else found[0]
@@ -212,7 +212,7 @@ class TrainedModel:
                 raise ValueError(f"this model reads {wanted} text{'s' * (wanted > 1)} at a time, not {len(row)}: {' | '.join(row)[:80]!r}")
             for one in row:
                 check_text(one)
-        if not trained.record["stream"]:
+        if not trained.about.stream:
             return list(trained.encoder().rows(rows)[0]) if rows else []
         # In training a document begins after the end of the one before it.
         start = np.array([trained.roles["eot"]])

@@ -25,8 +25,8 @@ def describe(trained: Trained) -> Manifest:
     steps = config.head == "lm"
     return Manifest(
         tokmix=tokmix.__version__, format="torch", int8=False, task=trained.task, labels=list(trained.labels),
-        text_columns=list(trained.record["columns"].get("text") or ()), stack=config.stack, dim=config.dim, max_len=config.max_len,
-        truncate=not trained.record["stream"], limit=trained.model.limit if steps else None, roles=dict(trained.roles),
+        text_columns=list(trained.about.columns.text), stack=config.stack, dim=config.dim, max_len=config.max_len,
+        truncate=not trained.about.stream, limit=trained.model.limit if steps else None, roles=dict(trained.roles),
         states=state_specs(trained.model) if steps else [], blend=blend_of(trained), thresholds=list(trained.mixture.thresholds),
     )  # fmt: skip
 

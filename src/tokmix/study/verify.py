@@ -17,6 +17,7 @@ from tokmix.training import model_folder
 from tokmix.training.checkpoint import CHECKSUM, Checkpoints, load_tensors, open_checkpoint
 from tokmix.training.distill.teacher import FOLDER as TEACHER
 from tokmix.training.distill.teacher import Vectors
+from tokmix.training.model_record import ModelRecord
 from tokmix.training.report import read_log
 from tokmix.training.run_record import NAME as RUN
 from tokmix.training.run_record import RunRecord
@@ -108,7 +109,7 @@ def _tokens(path: Path) -> tuple[str, str]:
 
 
 def _model(path: Path) -> tuple[str, str]:
-    record = model_folder.read_record(path)
+    record = ModelRecord.read(path).json
     count = model_folder.verify(path, record)
     return (WHOLE, f"{count} files") if count else (NO_CHECKSUM, "written before hashes were kept")
 

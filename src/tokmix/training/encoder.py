@@ -17,6 +17,7 @@ from tokmix.core.checks import nearest
 from tokmix.core.model import Model, ModelConfig
 from tokmix.data.prepare.tokenize import load_tokenizer
 from tokmix.training import model_folder
+from tokmix.training.model_record import ModelRecord
 from tokmix.training.settings import NO_ENCODER, ModelSettings
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def check_tokenizer(encoder: Encoder, files: TokenFiles) -> None:
 
 def files(encoder: Encoder) -> dict[str, str]:
     """Hashes of the encoder's files, for the record of the run."""
-    return dict(model_folder.read_record(encoder.folder).get("files") or {})
+    return dict(ModelRecord.read(encoder.folder).json.get("files") or {})
 
 
 def weights(encoder: Encoder, model: Model) -> dict[str, Tensor]:

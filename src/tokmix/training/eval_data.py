@@ -22,19 +22,18 @@ READING = ("format", "pattern", "header", "encoding", "subset", "separator", "sh
 
 def columns_of(trained: Trained) -> dict[str, str]:
     """The columns it was trained on, as settings of prepare."""
-    columns = trained.record["columns"]
-    if not columns:
+    columns = trained.about.columns
+    if not columns.text:
         return {}
-    known = {"text": ",".join(columns["text"]), "label": columns.get("target"), "split_column": columns.get("split")}
+    known = {"text": ",".join(columns.text), "label": columns.target, "split_column": columns.split}
     return {name: value for name, value in known.items() if value is not None}
 
 
 def reading_of(trained: Trained, data: str | Path) -> dict[str, Any]:
     """How its training data was read, as settings of prepare, less what says nothing about data of another kind."""
-    record, path = trained.record, Path(data)
-    noted = record.get("data", {}).get("reading", record.get("settings", {}).get("prepare", {}))
+    noted, path = trained.about.reading, Path(data)
     known = {name: noted[name] for name in READING if noted.get(name) is not None}
-    trained_on = {format_of(Path(one["name"])) for one in record.get("data", {}).get("source", [])}
+    trained_on = {format_of(Path(name)) for name in trained.about.sources}
     if path.is_file() and format_of(path) not in (None, *trained_on):
         known.pop("format", None)  # its name tells another
     if not path.is_dir() or is_saved(path):
@@ -73,9 +72,9 @@ def token_files(trained: Trained, data: str | Path, settings: Mapping[str, objec
 
 def _check_fits(trained: Trained, data: str | Path, files: TokenFiles) -> None:
     card = files.card
-    if card.tokenizer["sha256"] != trained.record["tokenizer"]["sha256"]:
+    if card.tokenizer["sha256"] != trained.about.tokenizer_hash:
         raise ValueError(f"{data} was prepared with another tokenizer than {trained.folder}: give the data itself, or prepare it anew")
-    if card.stream != trained.record["stream"] or trained.task not in (card.task, "mlm"):  # mlm reads rows or text of any task
+    if card.stream != trained.about.stream or trained.task not in (card.task, "mlm"):  # mlm reads rows or text of any task
         raise ValueError(f"{data} was prepared for {card.task}, and {trained.folder} is a model for {trained.task}")
     if is_pair(card) != trained.pair:
         one, other = ("pairs of texts", "single texts") if trained.pair else ("single texts", "pairs of texts")
@@ -85,10 +84,10 @@ def _check_fits(trained: Trained, data: str | Path, files: TokenFiles) -> None:
 
 
 def _settings(trained: Trained, data: str | Path, settings: Mapping[str, object]) -> dict[str, Any]:
-    task = "lm" if trained.task == "mlm" and trained.record["stream"] else trained.task
+    task = "lm" if trained.task == "mlm" and trained.about.stream else trained.task
     known = reading_of(trained, data) | columns_of(trained)
     known |= {"task": task, "tokenizer": str(trained.folder / "tokenizer.json"), **settings}
-    if not trained.record["stream"]:
+    if not trained.about.stream:
         known.setdefault("max_len", trained.model.config.max_len)
     if trained.labels:
         known["labels"] = trained.labels
@@ -154,5 +153,5 @@ def data_beside(trained: Trained) -> TokenFiles | None:
     for place in (trained.folder, *trained.folder.resolve().parents[:3]):  # a run, or one of several of a comparison or search
         if is_prepared(place / "data"):
             files = TokenFiles(place / "data")
-            return files if files.card.tokenizer["sha256"] == trained.record["tokenizer"].get("sha256") else None
+            return files if files.card.tokenizer["sha256"] == trained.about.tokenizer_hash else None
     return None

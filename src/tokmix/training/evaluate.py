@@ -36,13 +36,13 @@ def figures(trained: model_folder.Trained, data: str | Path, split: str | None =
         batches: Batches
         mask = _masking(trained, files.card) if trained.task == "mlm" else None
         if files.card.stream:
-            apart = bool(trained.record.get("settings", {}).get("train", {}).get("documents", False))
+            apart = bool(trained.about.settings.get("documents", False))
             batches = WindowBatches(chosen, length=trained.model.config.max_len, tokens=TOKENS, shuffle=False, mask=mask, documents=apart)
         else:
             batches = RowBatches(chosen, tokens=TOKENS, shuffle=False, mask=mask)
         size = chosen.facts.bytes if trained.task == "lm" else None
         world = World(device=trained.model.embedding.weight.device)
-        deviation = trained.record.get("deviation") or 1.0  # older folders did not note it
+        deviation = trained.about.deviation
         warned = [*files.card.warnings, *_seen(trained, chosen)]
         if trained.linear is None and not trained.mixture.thresholds:
             found = evaluate(trained.model, batches, trained.task, trained.labels, world, size, deviation)
@@ -63,7 +63,7 @@ def _seen(trained: model_folder.Trained, split: TokenSplit) -> Iterator[str]:
 
 def _masking(trained: model_folder.Trained, card: Card) -> Masking:
     """As much hidden as in training, where its figures come from, and by the same seed."""
-    train = trained.record.get("settings", {}).get("train", {})
+    train = trained.about.settings
     return Masking(card, train.get("mask") or MASK, train.get("seed", 0))
 
 

@@ -21,7 +21,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,20 +29,18 @@ from tokmix.core.model import Model, ModelConfig
 from tokmix.core.stack import parse
 from tokmix.data.card import Card
 from tokmix.data.prepare.tokenize import Encoder, begun, load_tokenizer, vocab_size
-from tokmix.runs.files import Damaged, check_files, finite, new_folder, read_json, seal, sha256_file, write_json, write_text
-from tokmix.runs.records import check_format
+from tokmix.runs.files import Damaged, JsonObject, check_files, finite, new_folder, read_json, seal, sha256_file, write_json, write_text
 from tokmix.training import linear
 from tokmix.training.checkpoint import load_tensors, shapes_of
 from tokmix.training.linear import Linear
 from tokmix.training.mixture import NETWORK, Mixture
+from tokmix.training.model_record import FORMAT, VERSION, ModelRecord
+from tokmix.training.model_record import RECORD as RECORD
 from tokmix.training.small_weights import expanded, without_scales
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-RECORD = "training.json"
-FORMAT = "tokmix-training"
-VERSION = 2  # 1: the same without hashes
 CONFIG_VERSION = 2
 READ = ("config.json", "model.safetensors", "tokenizer.json")  # what loading reads beside the record
 HEADS = {"multilabel": "classify", "rtd": "tag", "embed": "none", "distill": "none"}  # of a model for a task, where it has another name
@@ -122,28 +120,33 @@ class Trained:
     folder: Path
     model: Model
     tokenizer: Tokenizer
-    record: dict[str, Any]
+    about: ModelRecord
+
+    @property
+    def record(self) -> JsonObject:
+        """Everything in training.json."""
+        return self.about.json
 
     @property
     def task(self) -> str:
-        return self.record["task"]
+        return self.about.task
 
     @property
     def labels(self) -> list[str]:
-        return self.record["labels"]
+        return self.about.labels
 
     @property
     def roles(self) -> dict[str, int]:
-        return self.record["tokenizer"]["roles"]
+        return self.about.roles
 
     @property
     def pair(self) -> bool:
-        return len(self.record["columns"].get("text") or ()) == 2
+        return len(self.about.columns.text) == 2
 
     @cached_property
     def mixture(self) -> Mixture:
         """How the network and the bag of words answer together."""
-        return Mixture.of(self.record.get("answers"))
+        return Mixture.of(self.about.answers)
 
     @cached_property
     def linear(self) -> Linear | None:
@@ -153,7 +156,7 @@ class Trained:
         return linear.load(self.folder)
 
     def encoder(self) -> Encoder:
-        return Encoder(self.tokenizer, None if self.record["stream"] else self.model.config.max_len)
+        return Encoder(self.tokenizer, None if self.about.stream else self.model.config.max_len)
 
 
 def find(folder: str | Path) -> Path:
@@ -173,20 +176,20 @@ def find(folder: str | Path) -> Path:
 def load(folder: str | Path, device: str | torch.device = "cpu") -> Trained:
     """Every file that is read is compared with its hash, and every size with the weights' own before memory is taken for it."""
     path = find(folder)
-    record = read_record(path)
+    about = ModelRecord.read(path)
     config = read_config(path)
-    _check(path, record, config)
+    _check(path, about, config)
     for name in READ:
         if not (path / name).is_file():
             raise Damaged(f"{path} is damaged: {name} is missing")
     _check_shapes(path, config)
-    verify(path, record, READ)
+    verify(path, about.json, READ)
     tokenizer = load_tokenizer(path)
     if (ids := vocab_size(tokenizer)) > config.vocab:
         raise Damaged(f"{path} is damaged: tokenizer.json has ids up to {ids - 1:,}, config.json counts {config.vocab:,}")
     model = Model(config)
     _fill(model, path)
-    return Trained(path, model.to(device).eval(), tokenizer, record)
+    return Trained(path, model.to(device).eval(), tokenizer, about)
 
 
 def for_transformers(name: str) -> str:
@@ -195,26 +198,11 @@ def for_transformers(name: str) -> str:
         return name.removeprefix(HUB)
     path = find(name)
     if (path / RECORD).is_file():
-        verify(path, read_record(path))
+        verify(path, ModelRecord.read(path).json)
     return str(path)
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """training.json of a model folder, checked."""
-    record = _json(path, RECORD)
-    check_format(record, path / RECORD, FORMAT, (1, VERSION), "a trained model")
-    for name, kind in (("task", str), ("labels", list), ("tokenizer", dict), ("columns", dict), ("stream", bool)):
-        if not isinstance(record.get(name), kind):
-            raise Damaged(f"{path} is damaged: {RECORD} has no {name!r}" + (" that can be read" if name in record else ""))
-    if not all(isinstance(label, str) for label in record["labels"]):
-        raise Damaged(f"{path} is damaged: {RECORD} has no 'labels' that can be read")
-    roles = record["tokenizer"].get("roles")
-    if not isinstance(roles, dict) or not all(isinstance(one, int) and not isinstance(one, bool) for one in roles.values()):
-        raise Damaged(f"{path} is damaged: {RECORD} does not say which tokens are special")
-    return record
-
-
-def verify(path: Path, record: dict[str, Any], names: Sequence[str] | None = None) -> int:
+def verify(path: Path, record: JsonObject, names: Sequence[str] | None = None) -> int:
     """Compare the hashes of these files (None: of all) with the record, and the record with its own -> files compared.
     A folder of before hashes were kept passes."""
     if record["version"] == 1:
@@ -222,13 +210,13 @@ def verify(path: Path, record: dict[str, Any], names: Sequence[str] | None = Non
     return check_files(path, record, RECORD, names)
 
 
-def _check(path: Path, record: dict[str, Any], config: ModelConfig) -> None:
+def _check(path: Path, about: ModelRecord, config: ModelConfig) -> None:
     """Whether the record is one of this model."""
-    if HEADS.get(record["task"], record["task"]) != config.head:
-        raise Damaged(f"{path} is damaged: {RECORD} is of a model for {record['task']}, config.json of one for {config.head}")
-    if config.head == "classify" and len(record["labels"]) != config.classes:
-        raise Damaged(f"{path} is damaged: {RECORD} names {len(record['labels'])} classes, config.json counts {config.classes}")
-    ids = [*record["tokenizer"]["roles"].values(), *([] if config.separator is None else [config.separator])]
+    if HEADS.get(about.task, about.task) != config.head:
+        raise Damaged(f"{path} is damaged: {RECORD} is of a model for {about.task}, config.json of one for {config.head}")
+    if config.head == "classify" and len(about.labels) != config.classes:
+        raise Damaged(f"{path} is damaged: {RECORD} names {len(about.labels)} classes, config.json counts {config.classes}")
+    ids = [*about.roles.values(), *([] if config.separator is None else [config.separator])]
     if wrong := next((one for one in ids if not 0 <= one < config.vocab), None):
         raise Damaged(f"{path} is damaged: a special token has the id {wrong}, and config.json counts {config.vocab:,} ids")
 
@@ -253,7 +241,7 @@ def _check_shapes(path: Path, config: ModelConfig) -> None:
         raise Damaged(f"{path} is damaged: model.safetensors does not fit config.json: {told}")
 
 
-def _json(path: Path, name: str) -> dict[str, Any]:
+def _json(path: Path, name: str) -> JsonObject:
     if not (path / name).is_file():
         raise Damaged(f"{path} is not a model folder of `tokmix train`, or damaged: {name} is missing")
     return read_json(path / name)

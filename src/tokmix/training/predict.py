@@ -236,7 +236,7 @@ def _file(trained: Trained, path: Path, encoding: str) -> Iterator[str | tuple[s
     if isinstance(part, Text):
         yield from _lines(trained, lines(path, encoding))
         return
-    columns = list(trained.record["columns"]["text"])
+    columns = list(trained.about.columns.text)
     for number, values in part.rows(columns):
         texts = tuple(text_of(part, number, column, value) for column, value in zip(columns, values, strict=True))
         yield texts if trained.pair else texts[0]

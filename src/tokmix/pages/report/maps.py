@@ -82,7 +82,7 @@ def _from_data(trained: Trained) -> list[int]:
     texts = [split.row(i).tolist() for i in range(min(len(split), 200))]
     if not texts:
         raise ValueError("its data has no text to show: give one with --text")
-    if trained.record["stream"]:
+    if trained.about.stream:
         return [trained.roles["eot"], *texts[0]][: NICE[1]]
     nice = [text for text in texts if NICE[0] <= len(text) <= NICE[1]]
     return (nice or [min(texts, key=len)])[0][:TOKENS]

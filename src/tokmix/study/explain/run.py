@@ -105,7 +105,7 @@ def _refuse_long(tokens: int, limit: int) -> NoReturn:
 def _whole(trained: Trained, texts: Sequence[str]) -> int:
     """Number of tokens of the text before it is cut to the model's length."""
     encoder = Encoder(trained.tokenizer)
-    if trained.record["stream"]:
+    if trained.about.stream:
         return len(encoder.documents([texts[0]])[0]) + (trained.task == "lm")
     return len(encoder.rows([tuple(texts)])[0][0])
 
@@ -120,7 +120,7 @@ def encode(trained: Trained, texts: Sequence[str], encoder: Encoder | None = Non
         raise ValueError("the text is empty")
     for text in texts:
         checks.check_text(text)
-    if trained.record["stream"]:
+    if trained.about.stream:
         ids = encoder.documents([texts[0]])[0].tolist()
         # In training, every document follows an end-of-text token.
         ids = [trained.roles["eot"], *ids] if trained.task == "lm" else ids
