@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tokmix.core.checks import printable
-from tokmix.training import encoder, model_folder, report
+from tokmix.training import encoder, report
+from tokmix.training.model_record import ModelRecord
 from tokmix.training.shipping import store
 from tokmix.training.small_weights import KINDS
 
@@ -50,7 +51,7 @@ def build(wanted: dict[str, str], out: Path, kind: str, licence: str) -> int:
     with tempfile.TemporaryDirectory(prefix=".building-", dir=out) as folder:
         for name, run in wanted.items():
             start = encoder.read(run)  # an encoder, not a causal model
-            record = model_folder.read_record(start.folder)
+            record = ModelRecord.read(start.folder).json
             more = {"encoder_card": {"name": name, "licence": licence}}
             store(start.folder, Path(folder) / name, kind, more, card(name, record, kind, licence))
         total = size(out) + size(Path(folder))

@@ -146,6 +146,7 @@ def _gpt2(session: Session, size: Size, prompt: Tensor) -> tuple[list[Row], list
     static = "StaticCache, compiled" if session.device == "cuda" else "StaticCache"
     rows = [{"name": RIVAL, "body": body, "parameters": count} for body in ("DynamicCache", static)]
 
+    @torch.inference_mode()  # the cache is filled in this mode, and may only be emptied in it
     def static_cache() -> StaticCache:
         kept.reset()
         return kept
