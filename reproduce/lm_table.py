@@ -12,6 +12,7 @@ from reproduce.claims import Claim, Run, Verdict
 from reproduce.item import Results
 from reproduce.lm_plan import ARMS, Arm, Entry
 from tokmix.core import stack
+from tokmix.show import pareto
 
 
 class Found:
@@ -198,12 +199,7 @@ def front(found: Found, entries: Iterable[Entry], name: str, measured: bool) -> 
     """From cheap to dear, those that nothing cheaper beats. measured: a speed and not a count."""
     cost = found.speed if measured else found.fact
     points = [(x, y, one) for one in entries if (x := cost(one, name)) is not None and (y := found.mean(one)) is not None]
-    best, kept = float("inf"), []
-    for _, y, one in sorted(points, key=lambda point: point[:2]):
-        if y < best:
-            best = y
-            kept.append(one)
-    return kept
+    return pareto.front(points, higher=False)
 
 
 # --- figures -------------------------------------------------------------------------------------------------------------------

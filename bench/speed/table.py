@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tokmix.runs.files import JsonObject
+from tokmix.show.text import aligned
 
 Row = JsonObject
 Column = tuple[str, Callable[[Row], str]]
@@ -24,10 +25,7 @@ def value(key: str) -> Callable[[Row], str]:
 def lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     """Text to the left, numbers to the right."""
     cells = [[name for name, _ in columns], *([show(row) for _, show in columns] for row in rows)]
-    widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
-    texts = [any(line[at][:1].isalpha() for line in cells[1:]) for at in range(len(columns))]
-    laid = lambda line: (cell.ljust(w) if text else cell.rjust(w) for cell, w, text in zip(line, widths, texts, strict=True))
-    return ["  ".join(laid(line)).rstrip() for line in cells]
+    return aligned(cells, left=[at for at in range(len(columns)) if any(line[at][:1].isalpha() for line in cells[1:])])
 
 
 def against_attention(rows: Sequence[Row]) -> Callable[[Row], float | None]:

@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokmix.show.text import short
+
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
@@ -46,13 +48,5 @@ def log_ticks(axis: Axis) -> None:
     spans = high / low if low > 0 else math.inf
     axis.set_major_locator(MaxNLocator(4) if spans < 6 else LogLocator(subs=(1.0, 2.0, 5.0) if spans < 50 else (1.0,), numticks=7))
     digits = 2 + max(1, math.ceil(math.log10(high / (high - low))))  # so many that neighbours differ
-    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value, digits)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value, digits, gap="")))
     axis.set_minor_formatter(NullFormatter())
-
-
-def short(value: float, digits: int = 3) -> str:
-    """3.4e8 -> '340M'."""
-    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.{digits}g}{letter}"
-    return f"{value:.{digits}g}"

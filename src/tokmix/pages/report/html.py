@@ -11,9 +11,9 @@ from functools import cache
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
+from tokmix.show.text import short as with_unit
 from tokmix.study.explain.words import Piece
 
-PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 MISSING = "–"
 
 
@@ -65,10 +65,7 @@ def short(value: float) -> str:
     """1234567 -> '1.23 M'; 0.81234 -> '0.8123'."""
     if isinstance(value, int) and abs(value) < 10_000:
         return str(value)
-    for size, prefix in PREFIXES:
-        if abs(value) >= size * 0.9995:
-            return f"{value / size:.3g} {prefix}"
-    return f"{value:.4g}"
+    return with_unit(value, 3) if abs(value) >= 999.5 else f"{value:.4g}"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:

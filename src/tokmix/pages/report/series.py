@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from tokmix.pages.report.read import Found, Group, Run, number, part, product, rows, thin
 from tokmix.runs.files import JsonObject
+from tokmix.show import pareto
 
 Chart = dict[str, object]
 CURVES = 40  # of a chart
@@ -270,9 +271,4 @@ def _without(labels: Sequence[str]) -> str:
 
 def front(points: Iterable[tuple[float, float]], higher: bool) -> list[tuple[float, float]]:
     """The points that no other beats: none is as cheap and as good, and better in one of the two. By cost."""
-    sign = 1 if higher else -1
-    kept: list[tuple[float, float]] = []
-    for x, y in sorted(set(points), key=lambda point: (point[0], -sign * point[1])):
-        if not kept or sign * y > sign * kept[-1][1]:
-            kept.append((x, y))
-    return kept
+    return pareto.front(((x, y, (x, y)) for x, y in points), higher)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tokmix.core.optional import np
+from tokmix.show import pareto
 from tokmix.study import statistics
 from tokmix.study.compare import outcomes
 from tokmix.study.compare.plan import BAG
@@ -127,15 +128,11 @@ def _resamples(names: Sequence[str], here: Mapping[tuple[str, int], Result], see
 def front(table: Sequence[Row], part: CostPart, higher: bool) -> list[Point]:
     """The Pareto front: rows that no row of equal or lower cost beats, from low to high cost."""
     points = [(cost, mean, row) for row in table if (mean := row["mean"]) is not None and (cost := row["cost"][part]) is not None]
-    sign = 1 if higher else -1
-    best = -math.inf
     found: list[Point] = []
-    for cost, mean, row in sorted(points, key=lambda point: (point[0], -sign * point[1])):
-        if sign * mean > best:
-            best = sign * mean
-            point: Point = {"entry": row["entry"], "fraction": row["fraction"], "mean": mean}
-            point[part] = cost
-            found.append(point)
+    for cost, mean, row in pareto.front(((cost, mean, (cost, mean, row)) for cost, mean, row in points), higher):
+        point: Point = {"entry": row["entry"], "fraction": row["fraction"], "mean": mean}
+        point[part] = cost
+        found.append(point)
     return found
 
 

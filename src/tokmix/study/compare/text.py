@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from tokmix.show.text import aligned
 from tokmix.study.compare.records import P_VALUES, Comparison, CostPart, MeanCost, Row
 
 SPOKEN: dict[CostPart, str] = {"flops": "FLOPs", "seconds": "time", "energy_joules": "joules"}
@@ -38,7 +37,13 @@ def _scores(found: Comparison) -> list[str]:
     title = f"{found['metric']} on {found['split']} ({better} is better), {over}, by the share of train"
     notes = {row["note"] for row in found["table"] if row["note"] and row["note"].startswith("not available")}
     costs = f"costs: of one run on {_percent(found['fractions'][-1])} of train"
-    return [title, *_aligned(rows), costs, *(f"{note}" for note in found["notes"]), *(f"bag of words {note}" for note in sorted(notes))]
+    return [
+        title,
+        *aligned(rows, left=(0,)),
+        costs,
+        *(f"{note}" for note in found["notes"]),
+        *(f"bag of words {note}" for note in sorted(notes)),
+    ]
 
 
 def _percent(share: float) -> str:
@@ -78,7 +83,7 @@ def _tests(found: Comparison) -> list[str]:
         rows.append([f"{test['a']} - {test['b']}", _percent(test["fraction"]), f"{test['difference']:+.4g}", *values])
     examples = f"{found['tests'][0]['n_examples']:,} examples"
     told = f"p-values, paired: t-test over seeds; bootstrap over {examples}, and over seeds and examples; Holm's correction by column"
-    return [told, *_aligned(rows)]
+    return [told, *aligned(rows, left=(0,))]
 
 
 def _p(value: float | None) -> str:
@@ -91,12 +96,3 @@ def _fronts(found: Comparison) -> list[str]:
         named = [f"{point['entry']} ({_percent(point['fraction'])})" if len(found["fractions"]) > 1 else point["entry"] for point in points]
         told.append(f"not beaten at its {SPOKEN[part]}: {', '.join(named) if named else 'not measured'}")
     return told
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Align the first column left, the others right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]

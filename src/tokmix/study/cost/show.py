@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokmix.core.mixer import Cost
+from tokmix.show.text import short
 from tokmix.study.cost import paper
 from tokmix.study.cost.counter import Check
 from tokmix.study.cost.crossing import sentence
@@ -14,15 +15,6 @@ from tokmix.study.cost.stacks import Pair, Priced
 from tokmix.study.summary import table
 
 Row = tuple[str, str, list[int]]  # layer, mixer, FLOPs by length
-
-
-def short(number: float) -> str:
-    """Four digits and a unit: 58.72 M"""
-    units = ["", " k", " M", " G", " T", " P"]
-    while number >= 999.95 and len(units) > 1:
-        number /= 1000
-        units.pop(0)
-    return f"{number:.4g}{units[0]}"
 
 
 def stack_tables(priced: Priced) -> str:

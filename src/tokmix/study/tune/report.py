@@ -11,6 +11,7 @@ from pathlib import Path
 import tokmix
 from tokmix.runs.files import JsonObject, finite, replacing, write_json
 from tokmix.runs.machine import machine, versions
+from tokmix.show.text import aligned
 from tokmix.study.expected_performance import Curve, with_replacement, without_replacement
 from tokmix.study.tune.chance import Figure
 from tokmix.study.tune.space import Parameters, apply
@@ -95,7 +96,7 @@ def tell(found: JsonObject, finished: Sequence[Finished], figure: Figure, say: C
         values = [_short(trial.parameters[name]) for name in names]
         note = "diverged: scored at chance" if trial.result["state"] == "diverged" else ""
         rows.append([str(trial.index), *values, f"{trial.score:.4f}", clock(trial.result["seconds"]), note])
-    say(_table(rows))
+    say("\n".join(aligned(rows)))
     diverged = sum(trial.result["state"] == "diverged" for trial in finished)
     seconds = sum(trial.result["seconds"] for trial in finished)
     say(f"\n{len(finished)} trials, {diverged} of them diverged, {clock(seconds)} of training; {figure.name} on {_split(figure)}")
@@ -104,7 +105,7 @@ def tell(found: JsonObject, finished: Sequence[Finished], figure: Figure, say: C
     shown = [["n", "with replacement", "without replacement"]]
     for n in _steps(len(finished)):
         shown.append([str(n), *(f"{curve.mean[n - 1]:.4f} ± {curve.deviation[n - 1]:.4f}" for curve in curves)])
-    say(_table(shown))
+    say("\n".join(aligned(shown)))
 
 
 def _split(figure: Figure) -> str:
@@ -118,11 +119,6 @@ def _steps(count: int) -> list[int]:
 
 def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _table(rows: list[list[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
 def draw(path: Path, found: JsonObject, say: Callable[[str], None]) -> Path | None:
