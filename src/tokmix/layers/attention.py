@@ -19,9 +19,9 @@ from tokmix.ops.hyper_mix import merge_heads
 
 
 def _sound(q: Tensor, allowed: Tensor | None) -> AbstractContextManager[None]:
-    """Plain products under forward-mode differentiation, which no other kernel of torch follows.
+    """Use plain products under forward-mode differentiation, because torch's other kernels do not support it.
 
-    Not cuDNN where a mask meets gradients: with 64 keys, or 64 beyond a multiple of 128, its backward pass gives NaN as soon as
+    Do not use cuDNN with a mask and gradients: with 64 keys, or 64 beyond a multiple of 128, its backward pass gives NaN as soon as
     all scores of a row are below -89 (torch 2.11 to 2.13 on Hopper, github.com/pytorch/pytorch/issues/196678)."""
     if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
         return sdpa_kernel(SDPBackend.MATH)
@@ -34,8 +34,8 @@ def _sound(q: Tensor, allowed: Tensor | None) -> AbstractContextManager[None]:
 class Attention(KeyValueMixer):
     """heads, bias  as usual
     rotary       rotate queries and keys by their position
-    window       see only so many tokens, itself included (both ways when bidirectional)
-    conv         causal only: a short convolution of that many tokens before keys and values; 0 = off
+    window       see only this many tokens, itself included (both ways if bidirectional)
+    conv         causal only: a short convolution of this many tokens before keys and values; 0 = off
     conv_init    delta: the convolutions start as the identity; normal: with small random weights
     scale        of the scores (default: one over the root of the head's width)
     """
@@ -63,7 +63,7 @@ class Attention(KeyValueMixer):
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool) -> Tensor:
         scale = self.scale
-        if scale is not None and scale <= 0:  # torch's kernels multiply what is out of sight, -inf, by the scale
+        if scale is not None and scale <= 0:  # torch's kernels multiply masked scores, -inf, by the scale
             q, scale = q * scale, 1.0
         with _sound(q, allowed):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal, scale=scale)
@@ -72,7 +72,7 @@ class Attention(KeyValueMixer):
         at, key_at = (positions.count(t.shape[1], None, t.device) for t in (x, keys))
         q, k, v = self._project(x, keys, values, at, key_at, None)
         y = self.read(q, k, v, visible(at, keys.shape[1], False, self.window, key_rows), False)
-        if key_rows is not None:  # nothing to read: nothing read
+        if key_rows is not None:  # no keys: the result is zero
             y = torch.where((key_rows.lengths > 0)[:, None, None, None], y, 0)
         return self.out(merge_heads(y))
 

@@ -2,8 +2,8 @@
 
 A padded or packed sequence gets the transform of its own length, all lengths in one batch, in one of two ways:
 
-short rows   by matrix products with cosines and sines. More operations, but few and real: two large products and what
-             torch.compile fuses, where the other way is a row of passes over complex tensors.
+short rows   by matrix products with cosines and sines. More arithmetic, but few operations on real numbers: two large products and
+             what torch.compile fuses. The other way is many passes over complex tensors.
 long rows    by fast transforms of real numbers: Bluestein's identity jk = (j² + k² - (k - j)²) / 2 turns a transform of any length n
              into a convolution of one common length.
 """
@@ -22,7 +22,7 @@ from tokmix.core.segments import Rows
 from tokmix.ops.dispatch import without_autocast
 from tokmix.ops.fast_call import Context, unwatched
 
-SHORT, NARROW = 128, 1024  # up to here products are worth it: docs/fnet.md has the measurement
+SHORT, NARROW = 128, 1024  # up to this length products are faster: docs/fnet.md has the measurement
 
 
 def _angles(rows: int, columns: int, lengths: Tensor | int, like: Tensor) -> Tensor:
@@ -35,8 +35,8 @@ def _angles(rows: int, columns: int, lengths: Tensor | int, like: Tensor) -> Ten
 
 
 def fourier_by_products(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Re(F_L x F_D) of real x [S, L, D], zero behind each row's own length [S] (None: all are full); what comes out
-    behind it does not matter.
+    """Re(F_L x F_D) of real x [S, L, D], zero behind each row's own length [S] (None: all are full); values behind it in
+    the result are arbitrary.
 
     With C and S the cosines and sines it is C_L x C_D - S_L x S_D. Channel D - k has the same cosines as channel k and
     its sines with the other sign, so D columns hold all of x C_D and x S_D, and either product is done once for both.
@@ -96,8 +96,8 @@ def _by_real_transforms(x: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 class _Symmetric(torch.autograd.Function):
-    """The matrix of the whole transform is symmetric, so that its gradient is the transform again: of real numbers, where autograd's own
-    would go through complex ones of full size."""
+    """The matrix of the whole transform is symmetric, so its gradient is the same transform of real numbers. autograd's own gradient would
+    use complex numbers of full size."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, lengths: Tensor | None) -> Tensor:
@@ -121,13 +121,13 @@ class FNet(RowMixer):
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         wide, lengths = x.to(at_least_float32(x.dtype)), None if rows is None else rows.lengths
-        if not self._by_products(x.shape[1]) or (rows is None and x.device.type == "cpu"):  # there, whole rows are faster so at any length
+        if not self._by_products(x.shape[1]) or (rows is None and x.device.type == "cpu"):  # faster there for whole rows of any length
             return fourier_fast(wide, lengths).to(x.dtype)
         with without_autocast(x):
             return fourier_by_products(wide, lengths).to(x.dtype)
 
     def _by_products(self, length: int) -> bool:
-        if torch.compiler.is_exporting():  # an exported graph has one way for all its lengths: products where all are short
+        if torch.compiler.is_exporting():  # an exported graph uses one way for all of its lengths: products if all are short
             from torch.fx.experimental.symbolic_shapes import statically_known_true  # slow to import
 
             return self.dim <= NARROW and statically_known_true(length <= SHORT)

@@ -28,12 +28,12 @@ Schedule = Literal["ascending", "descending", "cyclic"]
 
 
 def rungs(max_len: int) -> int:
-    """How many powers of two the ladder has: 1, 2, 4, ... below max_len."""
+    """Number of shifts 1, 2, 4, ... below max_len."""
     return max(1, math.ceil(math.log2(max_len)))
 
 
 def shift_of(schedule: Schedule | tuple[int, ...], place: int, max_len: int) -> int:
-    """The shift of the layer at that place.
+    """The shift of the layer with this number.
 
     ascending: 1, 2, 4, ..., top, 1, 2, ...     descending: top, ..., 2, 1, top, ...
     cyclic: 1, 2, ..., top, ..., 2, 1, 2, ...   a tuple: its own numbers, over and over
@@ -120,7 +120,7 @@ class HSM(RowMixer):
             self.bias = nn.Parameter(torch.zeros(H, e))
 
     def mix_in_layout(self, x: Tensor, segments: Segments | None) -> Tensor | None:
-        """The variants whose kernels read a batch as it stands: moving it would cost more than mixing it."""
+        """For the variants whose kernels read a batch in its own layout: moving tokens would cost more than mixing them."""
         if self.variant not in ("ab", "vector", "gate", "matrix") or (segments is not None and segments.places is None):
             return None
         places = None if segments is None else segments.places
@@ -131,7 +131,7 @@ class HSM(RowMixer):
         return mixed(x, self.weights(), self.shifts, places=places)
 
     def add_normed(self, x: Tensor, norm: nn.Module, segments: Segments | None = None) -> Tensor | None:
-        """In one kernel, where there is one."""
+        """Norm, mix and add in one kernel, if there is one."""
         fusable = self._fusable(norm)
         if fusable is None:
             return None
@@ -153,7 +153,7 @@ class HSM(RowMixer):
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         x = x.unflatten(-1, (self.heads, -1))  # [S, L, H, e]
         others = [shift_mix.partners(x, self.shifts)]
-        if not self.causal:  # a row ends in zeros, so nothing moves in from there
+        if not self.causal:  # a row ends in zeros, so only zeros move in from there
             others.append(shift_mix.partners(x, self.shifts, -1))
         return self._fuse(x, others).flatten(2)
 
@@ -196,8 +196,8 @@ class HSM(RowMixer):
     def _one_token(
         self, x: Tensor, state: State, segments: Segments | None, norm: tuple[Tensor, Tensor, float] | None
     ) -> tuple[Tensor, State] | None:
-        """One more token a row without touching the rest of the rings, whose size is the shift; None where that does not
-        apply. Inside `inplace_states` the state is changed in place and handed back; otherwise a copy of it is."""
+        """One new token per row without touching the rest of the rings, whose size is the shift; None if that does not
+        apply. Inside `inplace_states` the state is changed in place and returned, otherwise a copy of it."""
         if not self.causal or x.dim() != 3 or x.shape[1] != 1 or x.numel() == 0:
             return None
         rings, position = state["rings"], state["position"]
@@ -215,7 +215,7 @@ class HSM(RowMixer):
         return self._stepped(x, rings, position, new, norm), {"rings": rings, "position": position}
 
     def _at_position(self, x: Tensor, rings: list[Tensor], position: int) -> Tensor:
-        """As `_stepped`, where all rows have one position that the host knows: partners are views of the rings."""
+        """Like `_stepped`, if all rows have one position that the host knows: partners are views of the rings."""
         given = x.unflatten(-1, (self.heads, -1))  # [B, 1, H, e]
         slots = [ring.select(1, position % ring.shape[1]) for ring in rings]  # [B, e] each
         other = slots[0][:, None, None] if self.heads == 1 else torch.stack(slots, dim=1)[:, None]
@@ -250,7 +250,7 @@ class HSM(RowMixer):
             gate = None if gates is None else (gates[:, :, h], self.bias[h])
             last = h == self.heads - 1
             mixed.append(shift_mix.step(given[:, :, h], ring, position, new=new, weights=weights, gate=gate, norm=norm, advance=last))
-        y = mixed[0][:, :, None] if self.heads == 1 else torch.stack(mixed, dim=2)  # stacking one would be a copy, as slow as the step
+        y = mixed[0][:, :, None] if self.heads == 1 else torch.stack(mixed, dim=2)  # stacking one would copy it, as slow as the step
         if self.variant in ("ab", "vector", "gate"):
             return y.flatten(2)
         y = self._fuse(given, [y]).flatten(2)

@@ -34,7 +34,7 @@ class HyperNetwork(nn.Module):
         self.outer_bias = nn.Parameter(torch.zeros(heads, k)) if bias else None
 
     def forward(self, x: Tensor) -> hyper_mix.Net:
-        """Its weights, for an op that runs the network on x (wrappers of PEFT pass on what a module is called with)."""
+        """Return the weights, for an op that runs the network on x (wrappers of PEFT forward the arguments of a call)."""
         return hyper_mix.Net(self.inner, self.inner_bias, self.outer, self.outer_bias)
 
 
@@ -44,7 +44,7 @@ def _normal(heads: int, fan_in: int, out: int, gain: float) -> Tensor:
 
 
 class _Options(TypedDict):
-    """Of `hyper_mix.mix`, the same for every body."""
+    """Arguments of `hyper_mix.mix` that are the same for every body."""
 
     tokens: Tensor | None
     scale: Tensor | None
@@ -64,9 +64,9 @@ class HyperMixing(RowMixer):
     power     norm length, and the causal state: divide by the number of tokens to this power (the paper's is 1);
               None divides so that the scale stays near 1 at any length (ours)
     decay     causal only: the state forgets at a learned rate per head, or by a gate the token sets (the default)
-    shift     blend each token first with the one so many places back, in both directions also with the one as far ahead
+    shift     first blend each token with the one this many places back, and if bidirectional with the one as far ahead
               (0 = off; default: 1 where causal, else 0)
-    block     causal only: blocks of so many tokens, whose own tokens are read linearly: faster (0 = the exact scan)
+    block     causal only: blocks of this many tokens, which are read linearly inside a block: faster (0 = the exact scan)
     """
 
     modes = frozenset({"bidirectional", "causal", "cross", "padded", "packed", "step"})
@@ -129,13 +129,13 @@ class HyperMixing(RowMixer):
         return self.max_len if self.code.kind == "learned" else None
 
     def mix_in_layout(self, x: Tensor, segments: Segments | None) -> Tensor | None:
-        """Whole rows in any case; a padded or packed batch by a kernel that takes it as it is, where there is one."""
+        """Whole rows always; a padded or packed batch if there is a kernel that reads it directly."""
         if self.causal or (segments is not None and segments.chunks is None):
             return None
         if self.output_norm is not None and is_watched(self.output_norm):  # its bias would fill the padding
             return None
         places = None if segments is None else segments.places
-        if self.shift and segments is not None and places is None:  # a mask with holes: neighbours are not side by side
+        if self.shift and segments is not None and places is None:  # a mask with holes: neighbours are not adjacent
             return None
         x = self._blended(x, places)
         net_in, net_out = self.net_in(x), None if self.net_out is None else self.net_out(x)
@@ -171,7 +171,7 @@ class HyperMixing(RowMixer):
         return blended if rows is None or not self.shift else rows.zero(blended)  # the last token has moved past its row's end
 
     def _options(self, x: Tensor, at: Tensor, counts: Tensor | None, norm: nn.LayerNorm | None) -> _Options:
-        """at: positions; counts: tokens of each sequence, all of a row where None."""
+        """at: positions; counts: tokens of each sequence; None: all of a row."""
         scale, readout = self.scales(x, counts)
         return {
             "tokens": None if self.code.kind == "none" else x + self.code(at, x.dtype),
@@ -181,7 +181,7 @@ class HyperMixing(RowMixer):
         }
 
     def scales(self, x: Tensor, counts: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """What the hidden state and the readout of each sequence are multiplied by, [S] or [1]; counts: its tokens."""
+        """Factors of the hidden state and of the readout of each sequence, [S] or [1]; counts: its tokens."""
         if self.norm != "length":
             return None, None
         e, k, sum_dtype = self.dim // self.heads, self.hidden // self.heads, positions.at_least_float32(x.dtype)
@@ -200,7 +200,7 @@ class HyperMixing(RowMixer):
         return self._normed(y, None if scale is None else scale[:, 0], own=False)
 
     def _length_scale(self, values: Tensor, key_rows: Rows | None) -> Tensor:
-        """What the hidden state is multiplied by, [S, 1, 1, 1]."""
+        """Factor of the hidden state, [S, 1, 1, 1]."""
         sum_dtype = positions.at_least_float32(values.dtype)
         if key_rows is None:
             counts = values.new_full((1,), values.shape[1], dtype=sum_dtype)
@@ -238,7 +238,7 @@ class HyperMixing(RowMixer):
 
     def _causal(self, x: Tensor, state: State, rows: Rows | None, whole: bool) -> tuple[Tensor, State]:
         """The next tokens from any state: training starts from an empty one, so that it cannot drift from decoding.
-        whole: from an empty one, and nobody goes on from what it leaves."""
+        whole: from an empty one, and the last state is not used."""
         after = {"position": state["position"] + memory.new_counts(x, rows)}
         tokens = x
         if self.shift:

@@ -112,7 +112,7 @@ class HyperMLP(RowMixer):
         return k, self.v(fed_v).unflatten(-1, (self.heads, -1))
 
     def _read(self, x: Tensor, at: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Tokens x at positions at, of the keys and values of all positions so far."""
+        """Tokens x at positions `at` read the keys and values of all positions so far."""
         q, first, second = self._queries(x, at)
         limit = k.shape[1] if self.limit is None else self.limit
         return self._finish(x, hyper_mlp(q, k.transpose(1, 2), v.transpose(1, 2), at, first, second, self.lag, limit))

@@ -1,4 +1,4 @@
-"""What attention-like mixers share: projections to queries, keys and values, a cache of the past, who sees whom."""
+"""The common part of attention-like mixers: projections to queries, keys and values, the cache, and masks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tokmix.ops.rotary import rotate
 
 def visible(query_at: Tensor, keys: int, causal: bool, window: int | None, key_rows: Rows | None) -> Tensor | None:
     """Which keys (at positions 0, 1, ...) each query may read: bool, broadcastable to [B, H, L, keys]; None = all.
-    query_at [L] or [B, L]. A row without any key may read them all, so that nothing becomes NaN."""
+    query_at [L] or [B, L]. A row without any key may read all of them, so that nothing becomes NaN."""
     at, key_at = query_at[..., :, None], torch.arange(keys, device=query_at.device)
     allowed = None
     if causal:
@@ -30,14 +30,14 @@ def visible(query_at: Tensor, keys: int, causal: bool, window: int | None, key_r
         allowed = near if allowed is None else allowed & near
     if allowed is not None and allowed.dim() == 3:
         allowed = allowed[:, None]
-    if key_rows is not None and not causal:  # in a causal row, padding comes later and is out of sight already
+    if key_rows is not None and not causal:  # in a causal row, padding comes later and is masked already
         there = (key_rows.mask | (key_rows.lengths == 0)[:, None])[:, None, None]
         allowed = there if allowed is None else allowed & there
     return allowed
 
 
 class KeyValueMixer(RowMixer):
-    """A subclass writes `read` (and `cost`). window: how many tokens back one sees, itself included."""
+    """A subclass writes `read` (and `cost`). window: number of tokens that a token sees, itself included."""
 
     def __init__(
         self, dim: int, causal: bool, max_len: int, layer: int, *,
@@ -57,7 +57,7 @@ class KeyValueMixer(RowMixer):
 
     @abstractmethod
     def read(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool) -> Tensor:
-        """q [B, H, L, e], k and v [B, H, N, e] -> [B, H, L, e]. allowed: who sees whom; causal=True stands for the
+        """q [B, H, L, e], k and v [B, H, N, e] -> [B, H, L, e]. allowed: mask of keys; causal=True means the
         plain triangle instead of a mask."""
 
     def _project(self, x: Tensor, keys: Tensor, values: Tensor, query_at: Tensor, key_at: Tensor, before: Tensor | None) -> list[Tensor]:
@@ -67,7 +67,7 @@ class KeyValueMixer(RowMixer):
         if self.rotary:
             turned = positions.turns(query_at, q.shape[-1], q.dtype)
             q = rotate(q, turned)
-            k = rotate(k, turned if key_at is query_at else positions.turns(key_at, k.shape[-1], k.dtype))  # mostly the same tokens
+            k = rotate(k, turned if key_at is query_at else positions.turns(key_at, k.shape[-1], k.dtype))  # usually the same tokens
         return [q, k, v]
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
@@ -125,7 +125,7 @@ class KeyValueMixer(RowMixer):
         return step
 
     def _windowed(self, length: int, position: Tensor) -> Tensor:
-        """Who sees whom when the last window - 1 tokens stand before the new ones: [B, 1, L, window - 1 + L]."""
+        """The mask if the last window - 1 tokens come before the new ones: [B, 1, L, window - 1 + L]."""
         assert self.window is not None
         back = self.window - 1
         query = torch.arange(length, device=position.device)[:, None] + back

@@ -1,4 +1,4 @@
-"""What decoding remembers. Each row has its own position, and a row without new tokens keeps its memory as it was.
+"""The state of decoding. Each row has its own position, and a row without new tokens keeps its state.
 
 New tokens come as x [B, L, ...] from column 0 on, `lengths` [B] of them in each row (all L where None).
 """
@@ -31,8 +31,8 @@ def _pick(x: Tensor, index: Tensor) -> Tensor:
 def append(cache: Tensor, x: Tensor, position: Tensor) -> Tensor:
     """A cache that grows: slot p holds the row's token at position p. [B, N, ...] -> [B, N + L, ...].
 
-    Slots from a row's position on hold nothing of meaning; readers look at positions, never at the cache's size,
-    which is the most that any row can need (known without asking the GPU). Inside `inplace_states` the new tokens are
+    Slots from a row's position on are undefined; readers use positions, never the cache's size,
+    which is the most that any row can need (known without waiting for the GPU). Inside `inplace_states` the new tokens are
     written into the room behind the cache, and only a cache without room is copied."""
     allowed = in_place()
     if allowed is None:
@@ -54,7 +54,7 @@ def append(cache: Tensor, x: Tensor, position: Tensor) -> Tensor:
 
 
 def _with_room(cache: Tensor, size: int, room: int) -> Tensor:
-    """The first `size` slots of a cache [B, N, ...] that can hold them, as a view; what lies behind is room to grow. Heads come
+    """The first `size` slots of a cache [B, N, ...] that can hold them, as a view; the memory behind is room to grow. Heads come
     before slots in memory, [B, H, slots, e], which attention reads fastest."""
     shape = (cache.shape[0], size, *cache.shape[2:])
     if _room(cache) >= size:
@@ -65,7 +65,7 @@ def _with_room(cache: Tensor, size: int, room: int) -> Tensor:
         grown = cache.new_empty(B, H, slots, e).transpose(1, 2)
     else:
         grown = cache.new_empty(cache.shape[0], slots, *cache.shape[2:])
-    grown.zero_()  # an unwritten slot is multiplied by a weight of zero, which leaves NaN as it is
+    grown.zero_()  # an unwritten slot is multiplied by a weight of zero, and NaN would stay NaN
     grown[:, :kept] = cache[:, :kept]
     return grown[:, :size]
 
@@ -93,7 +93,7 @@ def recent(buffer: Tensor, x: Tensor, rows: Rows | None) -> Tensor:
 
 
 def check_room(kind: str, limit: int, position: Tensor, counts: Tensor | int, bound: int | None = None) -> None:
-    """Raise where a row's position would pass a mixer's limit. `bound` is a host-side upper bound of the new
+    """Raise if a row's position would exceed a mixer's limit. `bound` is a host-side upper bound of the new
     positions: within the limit it saves asking the device. Compiled code and CUDA graphs rely on the caller having checked."""
     if torch.compiler.is_compiling() or position.is_meta or (bound is not None and bound <= limit):
         return

@@ -13,7 +13,7 @@ from tokmix.ops.hyper_mlp import relu_of_normalised
 
 @register("relu_attention")
 class ReluAttention(KeyValueMixer):
-    """heads, bias, rotary, window, conv, conv_init: as in `attention`. The norm makes a scale of the scores pointless."""
+    """heads, bias, rotary, window, conv, conv_init: as in `attention`. There is no scale of the scores, because the norm removes it."""
 
     modes = frozenset({"bidirectional", "causal", "padded", "packed", "step"})
     order = "T^2"

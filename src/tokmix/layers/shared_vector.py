@@ -1,6 +1,6 @@
 """The "shared weight-vector" ablation of the HyperMixer paper: generated weights that do not depend on the input.
 
-One learned vector, copied for every token, takes the place of each generated matrix; so all tokens of a sequence get
+One learned vector, copied for every token, replaces each generated matrix, so all tokens of a sequence get
 the same output.
 """
 

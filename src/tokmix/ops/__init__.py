@@ -1,5 +1,5 @@
-"""The operations inside the mixers: each folder holds a plain-torch reference that defines one, and kernels where there
-are any. `implementation("reference" | "triton")`, or TOKMIX_IMPL, forces a choice."""
+"""The operations inside the mixers: each folder holds a plain-torch reference that defines one, and its kernels if it
+has any. `implementation("reference" | "triton")`, or TOKMIX_IMPL, forces a choice."""
 
 from tokmix.ops.dispatch import implementation
 

@@ -1,4 +1,4 @@
-"""Which body of an op runs: the plain-torch reference, or the Triton kernels.
+"""Which implementation of an op runs: the plain-torch reference, or the Triton kernels.
 
     forced by `implementation("reference" | "triton")`, else by TOKMIX_IMPL, else: triton on a GPU where the op has a
     kernel for the dtype and shape that finds room there, the reference everywhere else
@@ -43,7 +43,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "o
 
 @contextmanager
 def implementation(name: str | None) -> Iterator[None]:
-    """Force one body of every op inside a `with`; None returns to the choice by device, dtype and shape."""
+    """Force one implementation of every op inside a `with`; None: choose by device, dtype and shape."""
     global _forced
     if name is not None:
         checks.one_of("implementation", name, IMPLEMENTATIONS)
@@ -55,13 +55,13 @@ def implementation(name: str | None) -> Iterator[None]:
 
 
 def forced() -> str | None:
-    """The requested implementation; None where any may run."""
+    """The forced implementation; None if it is chosen."""
     return _forced
 
 
 def use_triton(x: Tensor, dtype: torch.dtype, fits: bool, needs: int = ANY_GPU) -> bool:
-    """Whether to call the kernel. x tells the device; dtype is the one the kernel would compute in; fits: whether
-    the op has a kernel for the shapes at hand; needs: bytes of shared memory that its programs take."""
+    """Whether to call the kernel. x: for its device; dtype: in which the kernel would compute; fits: whether the op has
+    a kernel for these shapes; needs: bytes of shared memory of its programs."""
     if _forced == "reference":
         return False
     if _forced == "triton":
@@ -93,8 +93,8 @@ def _room(kind: str, index: int | None) -> int:
 
 
 def transformed() -> bool:
-    """Whether torch.func (vmap, grad, jvp, ...) or forward-mode differentiation is at work, which plain torch alone can follow: a
-    kernel's tangent would be zero, without a word."""
+    """Whether torch.func (vmap, grad, jvp, ...) or forward-mode differentiation is active. Only plain torch supports them: a kernel's
+    tangent would silently be zero."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
@@ -116,11 +116,11 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """For products that must not be done in half precision. The meta device knows no autocast."""
+    """For products that must not run in half precision. The meta device has no autocast."""
     return nullcontext() if x.device.type == "meta" else torch.autocast(x.device.type, enabled=False)
 
 
 @functools.cache
 def processors(device: torch.device) -> int:
-    """Streaming multiprocessors of a GPU; a handful stands for them in the interpreter."""
+    """Streaming multiprocessors of a GPU; a small number in the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

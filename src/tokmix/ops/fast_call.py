@@ -1,7 +1,7 @@
 """The fastest way into an op. torch's dispatcher takes more time in Python than a fast kernel does on a GPU.
 
-A custom op can be compiled, exported, counted and traced. Where nobody does any of that, `KernelOp.entry` gives the function that
-launches the kernels instead, wrapped in an autograd function where gradients are needed: the same kernels, the same numbers.
+A custom op can be compiled, exported, counted and traced. Otherwise `KernelOp.entry` returns the function that launches
+the kernels, wrapped in an autograd function if gradients are needed: the same kernels, the same numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Made = TypeVar("Made", bound=tuple)
 
 
 class Context(Protocol):
-    """autograd's context, which the forward pass hands to the backward pass. `numbers` holds the arguments that are no tensors."""
+    """autograd's context, passed from the forward to the backward pass. `numbers` holds the arguments that are not tensors."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
@@ -45,12 +45,12 @@ def save(ctx: Context, inputs: Sequence[object], made: Sequence[Tensor] = ()) ->
     ctx.save_for_backward(*(one if isinstance(one, Tensor) else None for one in inputs), *made)
     if made:
         ctx.mark_non_differentiable(*made)
-        ctx.set_materialize_grads(False)  # no zeros for what has no gradient
+        ctx.set_materialize_grads(False)  # None, not zeros, for outputs without a gradient
 
 
 def restore(ctx: Context, inputs: type[Inputs], made: type[Made]) -> tuple[Inputs, Made]:
-    """What `save` kept, by name."""
-    kept = ctx.saved_tensors  # read once: checkpointing allows no more
+    """The tensors that `save` stored, by name."""
+    kept = ctx.saved_tensors  # read once: checkpointing allows only that
     count = len(ctx.numbers)
     given = (number if tensor is None else tensor for tensor, number in zip(kept[:count], ctx.numbers, strict=True))
     return inputs(*given), made(*kept[count:])
@@ -62,7 +62,7 @@ def no_gradients(ctx: Context) -> Gradients:
 
 
 def unwatched(given: Sequence[object]) -> bool:
-    """Whether a call with these arguments concerns autograd alone: no compiler or tracer, no dispatch mode, no function transform, no
+    """Whether only autograd is involved in a call with these arguments: no compiler or tracer, no dispatch mode, no function transform, no
     tensor subclass."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or transformed():
         return False
@@ -78,7 +78,7 @@ def unwatched(given: Sequence[object]) -> bool:
 
 
 def on_its_device(launch: Launch[R]) -> Launch[R]:
-    """The launch on the GPU of its first argument. torch's ops switch to that GPU; Triton uses the current one."""
+    """Launch on the GPU of the first argument. torch's ops switch to that GPU; Triton uses the current one."""
 
     @functools.wraps(launch)
     def run(*given: Tensor) -> R:
@@ -113,12 +113,12 @@ class KernelOp(Generic[R]):
             self.op.register_autograd(self.gradients, setup_context=self.keep)
 
     def entry(self, *given: object) -> Launch[R]:
-        """The function to call with these arguments (tensors suffice) and whatever numbers follow them."""
+        """The function to call with these tensors and any numbers after them."""
         if not unwatched(given) or not _is_current(given[0].device):  # type: ignore[attr-defined]
             return self.op
         if not torch.is_grad_enabled():
             return self._launch
-        # Without gradients of its own, as a backward op is, the op itself refuses to be differentiated.
+        # An op without gradients of its own, such as a backward op, refuses to be differentiated.
         return self.op if self.gradients is None else self._apply
 
     @functools.cached_property
@@ -131,5 +131,5 @@ class KernelOp(Generic[R]):
     def _apply(self) -> Launch[R]:
         parts: dict[str, Callable[..., object] | None] = {"forward": self._launch, "setup_context": self.keep, "backward": self.gradients}
         function = type("Fast", (torch.autograd.Function,), {name: staticmethod(part) for name, part in parts.items() if part is not None})
-        # Function.apply itself binds arguments by their signature first, which takes as long as several kernels.
+        # Function.apply would first bind arguments to the signature, which takes as long as several kernels.
         return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]

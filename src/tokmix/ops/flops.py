@@ -1,7 +1,6 @@
-"""Matrix products inside our custom ops, for torch's FlopCounterMode, which cannot see into them.
+"""Matrix products inside our custom ops, for torch's FlopCounterMode, which does not count them.
 
-Import this before a counter is made. It is a file of its own because torch's counter imports triton; the kernels
-import it too.
+Import this before a counter is made. It is a separate file because torch's counter imports triton.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tokmix.ops.shift_mix import step_op as _shift_step  # noqa: F401
 from tokmix.ops.short_conv import op as _short_conv  # noqa: F401
 
 Shape = tuple[int, ...]
-Given = object  # what else an op was given: the shapes of tensors, numbers, or None
+Given = object  # other arguments of an op: shapes of tensors, numbers, or None
 
 
 def _shape(of: object) -> Shape:
@@ -65,7 +64,7 @@ def matrix_backward(dy: Shape, x: Shape, a: Shape, b: Shape, c: Shape | None, *r
 
 @register_flop_formula(torch.ops.tokmix.hyper_mix)
 def hyper_mix(*shapes: Given, **kwargs: Given) -> int:
-    """Four products a token, two a sequence."""
+    """Four products per token, two per sequence."""
     given = _hyper_mix.Inputs(*shapes)  # type: ignore[arg-type]
     (B, T, _), (heads, e, k) = _shape(given.x), _shape(given.v1)
     sequences = B if given.first is None else _shape(given.first)[0] - 1
@@ -74,7 +73,7 @@ def hyper_mix(*shapes: Given, **kwargs: Given) -> int:
 
 @register_flop_formula(torch.ops.tokmix.hyper_mix_backward)
 def hyper_mix_backward(dy: Shape, states: Shape, read: Shape, z: Shape, mean: Shape, rstd: Shape, *shapes: Given, **kwargs: Given) -> int:
-    """Ten products a token, eight where both nets are one; five a sequence, of which one is made again."""
+    """Ten products per token, eight if both nets are one; five per sequence, one of them recomputed."""
     given = _hyper_mix.Inputs(*shapes)  # type: ignore[arg-type]
     heads, _, sequences, e = states
     return heads * e * e * ((16 if given.u2 is None else 20) * dy[0] * dy[1] + 10 * sequences * _shape(given.v1)[2])
@@ -82,7 +81,7 @@ def hyper_mix_backward(dy: Shape, states: Shape, read: Shape, z: Shape, mean: Sh
 
 @register_flop_formula(torch.ops.tokmix.wide_hyper_mix)
 def wide_hyper_mix(x: Shape, values: Given, u1: Shape, b1: Given, v1: Shape, c1: Given, u2: Given, *rest: Given, **kwargs: Given) -> int:
-    """The nets' own products and two more a token, two a sequence."""
+    """The nets' own products and two more per token, two per sequence."""
     heads, e, i = u1
     nets = 1 if u2 is None else 2
     return heads * e * i * (2 * (nets + 2) * x[0] * x[1] + 4 * x[0] * v1[2])
@@ -97,11 +96,11 @@ def wide_hyper_mix_backward(dy: Shape, p: Shape, h: Shape, states: Shape, m: Giv
 
 @register_flop_formula(torch.ops.tokmix.short_hyper_mix)
 def short_hyper_mix(x: Shape, w1: Shape, *rest: Given, **kwargs: Given) -> int:
-    """Two products a token, those of the textbook; the nets' own are counted where they are made."""
+    """Two products per token; those of the nets are counted elsewhere."""
     return 4 * x[0] * x[1] * x[2] * w1[2]
 
 
 @register_flop_formula(torch.ops.tokmix.short_hyper_mix_backward)
 def short_hyper_mix_backward(dy: Shape, z: Given, mean: Given, rstd: Given, x: Shape, w1: Shape, *rest: Given, **kwargs: Given) -> int:
-    """Five, of which one is made again."""
+    """Five products, one of them recomputed."""
     return 10 * x[0] * x[1] * x[2] * w1[2]

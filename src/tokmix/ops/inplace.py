@@ -11,25 +11,25 @@ from torch import Tensor
 
 from tokmix.ops.fast_call import Context
 
-Stretch = tuple[int, int]  # of rows: the first one, and their number
+Stretch = tuple[int, int]  # first row, number of rows
 
 
 def weighted(x: Tensor, distances: Sequence[int], weights: Sequence[Tensor]) -> Tensor:
     """Σ_j w_j ⊙ x_{t - d_j}, zero where a token has no partner: x [B, L, ...], the first distance 0, later partners negative; a weight has
-    the shape of what follows L, or one that is stretched to it."""
+    the shape after L, or one that broadcasts to it."""
     assert distances[0] == 0 and len(distances) == len(weights)
     return _Weighted.apply(x, tuple(distances), *weights)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _pairs(distances: Sequence[int], L: int) -> list[tuple[Stretch, Stretch]]:
-    """For each distance the rows that have a partner, and where those stand."""
+    """For each distance: the rows that have a partner, and the partners' rows."""
     late = {far: (min(abs(far), L), L - min(abs(far), L)) for far in distances}
     early = {far: (0, L - min(abs(far), L)) for far in distances}
     return [(late[far], early[far]) if far >= 0 else (early[far], late[far]) for far in distances]
 
 
 def _cut(x: Tensor, stretch: Stretch) -> Tensor:
-    """A view of x [B, L, ...]; not by a slice, which where it takes all is a view that autograd cannot batch."""
+    """A view of x [B, L, ...]. Not a slice: autograd cannot batch the view of a slice that takes everything."""
     return x.narrow(1, *stretch)
 
 

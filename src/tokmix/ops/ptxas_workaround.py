@@ -1,9 +1,8 @@
 """Which ptxas turns the kernels into machine code on Hopper GPUs (H100, H200).
 
-That of CUDA 12.8, which Triton 3.6 takes there, now and then leaves a uniform register unset: half of the descriptor by which tensor
-cores find a factor in shared memory, as far as we see where two factors begin at the same place. The kernel then reads wrong
-numbers, or where no memory is. The same PTX is right under 12.9, which Triton 3.6 brings along for Blackwell GPUs; later Tritons
-have it for all.
+ptxas of CUDA 12.8, which Triton 3.6 uses there, sometimes leaves a uniform register unset: half of the descriptor of a factor in
+shared memory. As far as we see, this happens if two factors begin at the same address. The kernel then reads wrong numbers, or
+outside of memory. ptxas 12.9, which Triton 3.6 has for Blackwell GPUs, compiles the same PTX correctly; later Tritons use it for all.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ import re
 import warnings
 
 SOUND = (12, 9)
-CHOICE = "TRITON_PTXAS_PATH"  # Triton's own; what the user has set stays
+CHOICE = "TRITON_PTXAS_PATH"  # Triton's own variable; a value set by the user stays
 
 
 def choose() -> bool:
-    """Makes Triton take one that is sound, if it has any. -> whether it does."""
+    """Make Triton use a correct ptxas if it has one -> whether it has."""
     path, version = _tool("ptxas")
     if version >= SOUND:
         return True
@@ -31,7 +30,7 @@ def choose() -> bool:
 
 
 def _tool(name: str) -> tuple[str, tuple[int, ...]]:
-    """Its path and version; nothing where Triton does not bring it along."""
+    """Its path and version; None if Triton does not include it."""
     from triton import knobs
 
     try:

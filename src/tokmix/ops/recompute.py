@@ -1,4 +1,4 @@
-"""Saves memory for time: intermediate results are recomputed in the backward pass instead of being kept."""
+"""Recompute intermediate results in the backward pass instead of keeping them: less memory, more time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Result = TypeVar("Result")
 
 
 def recomputed(body: Callable[..., Result], *given: object) -> Result:
-    """body(*given). Everything is kept under torch.func and forward-mode differentiation, which torch's checkpoints do not support."""
+    """body(*given), recomputed in the backward pass. Under torch.func and forward-mode differentiation, which torch's checkpoints do not
+    support, everything is kept."""
     if not torch.is_grad_enabled() or transformed():
         return body(*given)
     return cast(Result, checkpoint(body, *given, use_reentrant=False, preserve_rng_state=False))

@@ -1,4 +1,4 @@
-"""Sizes of grids and tiles. triton has functions for the same that work inside of kernels, too, and take many times as long."""
+"""Sizes of grids and tiles. Triton has the same functions, which take many times as long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def cdiv(whole: int, part: int) -> int:
 
 
 def within_32_bits(stride: int, count: int) -> bool:
-    """Whether so many steps in memory, which kernels count in 32 bits, stay below what those hold."""
+    """Whether offsets of this size fit the 32 bits that kernels use."""
     return stride * count < 2**31
 
 

@@ -9,13 +9,13 @@ from tokmix.ops.causal_hyper_mix.kernels import block_causal as kernels
 from tokmix.ops.causal_hyper_mix.launch import LaunchSizes, by_token, flat, last_dim_contiguous, strides
 from tokmix.ops.hyper_mix.launch import KINDS
 
-# For heads of up to 64; wider ones get twice as many.
+# For heads of up to 64 channels; wider ones get twice as many.
 WARPS = {"read": 8, "border": 4, "backward": 8}
 
 
 def _side(plan: LaunchSizes) -> int:
-    """Of the square tile that holds k x e. In one of 16 x 128 sixteen warps read where no memory is (Triton 3.6, H200): most likely
-    there are more of them than tensor cores can serve with a side of 16."""
+    """Side of the square tile that holds k x e. With a tile of 16 x 128, sixteen warps read outside of memory (Triton 3.6, H200), most
+    likely because tensor cores cannot serve that many warps with a side of 16."""
     return max(plan.kp, plan.ep)
 
 
@@ -24,7 +24,7 @@ def _warps(plan: LaunchSizes, name: str) -> int:
 
 
 def _ending(plan: LaunchSizes, dtype: torch.dtype) -> tuple[object, ...]:
-    """The constants that every kernel ends with. Three products in a row: of tf32x3 they would have more than twice torch's error."""
+    """The last arguments of every kernel. With tf32x3, three products in a row would have more than twice torch's error."""
     precision = "ieee" if plan.precision == "tf32x3" else plan.precision
     return plan.k, plan.e, _side(plan), _side(plan), plan.chunk, KINDS[dtype], precision
 
@@ -32,8 +32,8 @@ def _ending(plan: LaunchSizes, dtype: torch.dtype) -> tuple[object, ...]:
 def forward(
     w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, scale: Tensor, block: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y [B, H, L, e], and for the backward pass: the state at the start of each block and how much each block keeps of it; both empty
-    where there is one block alone, the latter without decay, too."""
+    """y [B, H, L, e], and for the backward pass: the state at the start of each block and the share of it that each block keeps; both
+    empty for a single block, the latter also without decay."""
     w_in, w_out, values = last_dim_contiguous(w_in), last_dim_contiguous(w_out), last_dim_contiguous(values)
     log_decay, real, scale = flat(log_decay), flat(real), scale.contiguous()
     plan = LaunchSizes(w_in, w_out, values, block)

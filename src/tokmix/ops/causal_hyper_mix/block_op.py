@@ -12,7 +12,7 @@ from tokmix.ops.fast_call import Context, Gradients, KernelOp, no_gradients, on_
 
 
 class Inputs(NamedTuple):
-    """Of the op, in order."""
+    """The op's arguments, in order."""
 
     w_in: Tensor
     w_out: Tensor
@@ -24,7 +24,7 @@ class Inputs(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """For the backward pass; both are empty where there is one block alone."""
+    """Saved for the backward pass; both are empty for a single block."""
 
     starts: Tensor  # [B, H, blocks, k, e], the state at the start of each block
     kept: Tensor  # [B, H, blocks], how much of it each block keeps; empty without decay

@@ -1,4 +1,4 @@
-"""Block-causal HyperMixing in plain torch (ours): GELU once a block of tokens, not once a token, so that all is matrix products.
+"""Block-causal HyperMixing in plain torch (ours): GELU once per block of tokens, not per token, so that everything is a matrix product.
 
 With b the last border before t, H_b and n_b the exact scan's state and count there, Λ_t the product of λ from behind b to t:
 
@@ -24,7 +24,7 @@ from tokmix.ops.hyper_mix import length_scale
 
 
 class Border(NamedTuple):
-    """The state between any two tokens: as it was at the last border, and what the tokens behind it have added."""
+    """The state between two tokens: the state at the last border, and what the tokens after it have added."""
 
     hidden: Tensor  # [B, H, k, e], at the border
     count: Tensor  # type: ignore[assignment]  # [B, H], at the border; tuple has a method of that name
@@ -44,7 +44,7 @@ class _Blocks(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Of M blocks: what each adds to the state by its end, and the state behind it."""
+    """For M blocks: what each adds to the state, and the state after it."""
 
     added: Tensor  # [B, H, M, k, e]
     number: Tensor  # [B, H, M]
@@ -56,7 +56,7 @@ class _Sums(NamedTuple):
 def block_hyper_mix(
     w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, power: float | None, block: int
 ) -> tuple[Tensor, Tensor]:
-    """Whole sequences, each from column 0 on. Arguments as of the exact scan -> y [B, H, L, e], counts n_t [B, H, L]."""
+    """Whole sequences, each from column 0 on. Arguments as for the exact scan -> y [B, H, L, e], counts n_t [B, H, L]."""
     L = w_in.shape[2]
     y, counts, _ = _mix(_cut(w_in, w_out, values, log_decay, real, min(block, L)), power, None)
     return y.flatten(2, 3)[:, :, :L].to(values.dtype), counts.flatten(2)[:, :, :L]
@@ -73,10 +73,10 @@ def block_step(
     carry: Border,
     position: Tensor,
 ) -> tuple[Tensor, Tensor, Border]:
-    """The next tokens of rows at any position [B], from column 0 on; and the state behind them."""
+    """The next tokens of rows at any position [B], from column 0 on; and the state after them."""
     L, inside = w_in.shape[2], position % block
     lengths = torch.full_like(position, L) if real is None else real.sum(1)
-    if L == 1:  # whatever its place in a block, it is alone there
+    if L == 1:  # a single token: its place in a block does not matter
         y, counts, sums = _mix(_cut(w_in, w_out, values, log_decay, real, 1), power, carry)
     else:
         # Rows move to the right until their blocks begin at the same columns.
@@ -114,11 +114,11 @@ def _cut(w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, 
 
 
 def _mix(blocks: _Blocks, power: float | None, carry: Border | None) -> tuple[Tensor, Tensor, _Sums]:
-    """-> y [B, H, N, C, e], counts [B, H, N, C], and the sums: of all blocks behind a carry, of all but the last without one."""
+    """-> y [B, H, N, C, e], counts [B, H, N, C], and the sums: of all blocks with a carry, of all but the last without one."""
     w_in, w_out, values, _, here = blocks
     fade, kept, number = _inside(blocks)
     since = fade
-    if carry is not None:  # the first block goes on from what is there of it
+    if carry is not None:  # the first block continues from the carried part of it
         since = _first_plus(fade, carry.log_kept[..., None])
         number = _first_plus(number, fade[:, :, 0].exp() * carry.number[..., None])
     N, e = here.shape[2], values.shape[-1]
@@ -129,7 +129,7 @@ def _mix(blocks: _Blocks, power: float | None, carry: Border | None) -> tuple[Te
         count = torch.cat([carry.count[:, :, None], count[:, :, :-1]], dim=2)
     first = N - count.shape[2]
     counts = number + since.exp() * F.pad(count, (first, 0))[..., None]
-    # A real token counts as one itself, so the clamps change nothing but where no token has been yet.
+    # A real token counts itself, so the clamps only matter before the first token.
     scale = length_scale(counts.clamp(min=1), e, power)
     scores = w_out @ w_in.mT
     y = ((scores * (0.5 * scale[..., None] * kept).to(scores.dtype)) @ values).to(here.dtype)
@@ -144,7 +144,7 @@ def _mix(blocks: _Blocks, power: float | None, carry: Border | None) -> tuple[Te
 
 
 def _inside(blocks: _Blocks) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each block alone: log Λ_t, Λ_t/Λ_s for s ≤ t ([..., C, C], zero elsewhere), and the count of its tokens up to t."""
+    """For each block alone: log Λ_t, Λ_t/Λ_s for s ≤ t ([..., C, C], zero elsewhere), and the count of its tokens up to t."""
     log_decay, here = blocks.log_decay, blocks.here
     earlier = torch.ones(here.shape[-1], here.shape[-1], dtype=torch.bool, device=here.device).tril()
     if log_decay is None:
@@ -159,7 +159,7 @@ def _first_plus(x: Tensor, more: Tensor) -> Tensor:
 
 
 def _sums(blocks: _Blocks, fade: Tensor, since: Tensor, number: Tensor, carry: Border | None, M: int) -> _Sums:
-    """Of the first M blocks. fade and since: log Λ_t from the block's first token here, and from the border."""
+    """Sums of the first M blocks. fade, since: log Λ_t from the block's first token in this call, and from the border."""
     fade, since, number = fade[:, :, :M], since[:, :, :M, -1], number[:, :, :M, -1]
     w_in, values = blocks.w_in[:, :, :M], blocks.values[:, :, :M]
     if blocks.log_decay is not None:
@@ -189,7 +189,7 @@ def _state_behind(full: Tensor, carry: Border, sums: _Sums) -> Border:
 
 
 def block_flops(length: int, block: int, heads: int, e: int, k: int, decay: bool) -> int:
-    """Of `block_hyper_mix`; a last block that is not full costs a whole one, a lone one what it holds."""
+    """FLOPs of `block_hyper_mix`. An incomplete last block costs a whole one; a single block costs only its tokens."""
     C = min(block, length)
     N = (length + C - 1) // C
     scan = running.matmul_flops(N - 1, k * e) if decay else 0

@@ -25,12 +25,12 @@ def causal_hyper_mix(w_in: Shape, w_out: Shape, values: Shape, *rest: object, **
 
 @register_flop_formula(torch.ops.tokmix.causal_hyper_mix_backward)
 def causal_hyper_mix_backward(dy: Shape, dlast: object, w_in: Shape, w_out: Shape, values: Shape, *rest: object, **kwargs: object) -> int:
-    """Written twice more; then w_out's gradient, the state's, and w_in's and the values' twice: inside a chunk and from beyond."""
+    """Two more writes; then the gradients of w_out and the state, and those of w_in and values twice: inside a chunk and across chunks."""
     return 8 * _product(w_in, values)
 
 
 def _in_blocks(w_in: Shape, values: Shape, block: int) -> tuple[int, int]:
-    """What a product of [C, C] with k or e columns takes for each of them, and one with a state, over all blocks that have one."""
+    """FLOPs per column of a product with [C, C], and of a product with a state, over all blocks that have one."""
     B, H, L, k = w_in
     blocks = (L + block - 1) // block
     return 2 * B * H * blocks * block * block, 2 * B * H * (blocks - 1) * block * k * values[3]
@@ -40,7 +40,7 @@ def _in_blocks(w_in: Shape, values: Shape, block: int) -> tuple[int, int]:
 def block_hyper_mix(
     w_in: Shape, w_out: Shape, values: Shape, log: object, real: object, scale: object, block: int, *rest: object, **kwargs: object
 ) -> int:
-    """Scores, what they read, the sum that a block adds to the state, and the state read."""
+    """Scores, their product with the values, the sum that a block adds to the state, and the product with the state."""
     column, state = _in_blocks(w_in, values, block)
     return column * (w_in[3] + values[3]) + 2 * state
 
@@ -50,7 +50,7 @@ def block_hyper_mix_backward(
     dy: Shape, w_in: Shape, w_out: Shape, values: Shape, log: object, real: object, scale: object, starts: object, kept: object, block: int,
     *rest: object, **kwargs: object,
 ) -> int:  # fmt: skip
-    """Scores again and their gradient, then those of w_in, w_out and values; the state's, and what it gives to all four."""
+    """Scores again and their gradient, the gradients of w_in, w_out and values, and the state's gradient with its share in all four."""
     column, state = _in_blocks(w_in, values, block)
     return column * (3 * w_in[3] + 2 * values[3]) + 5 * state
 

@@ -11,7 +11,7 @@ from tokmix.ops.dispatch import processors
 from tokmix.ops.sizes import cdiv, next_power_of_2, within_32_bits
 
 CHUNK = 64  # tokens between two stored states; chunks are worked on side by side
-LARGEST = 128  # tokens that a program looks at from its first one on: those of the largest block
+LARGEST = 128  # tokens that a program reads: those of the largest block
 READ = (2048, 3)  # numbers of the state that one warp reads at a time, and stages of its loop: the fastest on an H200
 # numbers of the state and warps of a program of `chunk_backward`, programs per multiprocessor, registers at most: the fastest on an H200
 CHUNK_BACKWARD = (4096, 4, 3, 168)
@@ -33,7 +33,7 @@ def flat(x: Tensor | None) -> Tensor | None:
 
 
 def strides(*tensors: Tensor) -> list[int]:
-    """Of [B, H, L, n] tensors, the last of which is 1."""
+    """Strides of [B, H, L, n] tensors; the last one is 1."""
     return [stride for x in tensors for stride in x.stride()[:3]]
 
 
@@ -44,12 +44,12 @@ def by_token(like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def exact(*tensors: Tensor) -> bool:
-    """Whether to compute in full float32: no tensor has 16 bits."""
+    """Whether to compute in full float32: if no tensor has 16 bits."""
     return all(x.dtype.itemsize >= 4 for x in tensors)
 
 
 class LaunchSizes:
-    """Sizes that the kernels share. chunk: CHUNK where it is not said."""
+    """Sizes that the kernels share. chunk: CHUNK by default."""
 
     def __init__(self, w_in: Tensor, w_out: Tensor, values: Tensor, chunk: int | None = None):
         self.B, self.H, self.L, self.k = w_in.shape
@@ -60,7 +60,7 @@ class LaunchSizes:
         self.exact = exact(w_in, w_out, values)
         self.tile = min(8192 // self.ep // (1 + self.exact), 64, self.kp)  # rows of a product
         tf32 = not self.exact or torch.get_float32_matmul_precision() != "highest"
-        self.precision = "tf32" if tf32 else "tf32x3"  # the latter as exact as float32, at three products for one
+        self.precision = "tf32" if tf32 else "tf32x3"  # the latter is as exact as float32 and takes three products
         self.device = w_in.device
 
     @property
@@ -84,7 +84,7 @@ class LaunchSizes:
         )
 
     def written(self, w_in: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, starts: Tensor | None) -> Tensor | None:
-        """The chunks' sums into starts, and how much each keeps of the state, [B, H, chunks]."""
+        """Write the chunks' sums into starts -> the share of the state that each keeps, [B, H, chunks]."""
         kept = None if log_decay is None else self.empty(self.B, self.H, self.chunks)
         kernels.write[self.pieces, cdiv(self.k, self.tile)](
             w_in, values, log_decay, real, starts, kept, self.L, self.chunks, self.H, *strides(w_in, values),
@@ -96,8 +96,8 @@ class LaunchSizes:
 def forward(
     w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, scale: Tensor, hidden: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y [B, H, L, e], the last state [B, H, k, e], and for the backward pass: the state before each chunk and what each
-    chunk keeps of it; both empty where there is one chunk alone."""
+    """y [B, H, L, e], the last state [B, H, k, e], and for the backward pass: the state before each chunk and the share
+    of it that the chunk keeps; both empty for a single chunk."""
     w_in, w_out, values, hidden = last_dim_contiguous(w_in), last_dim_contiguous(w_out), last_dim_contiguous(values), hidden.contiguous()
     log_decay, real, scale = flat(log_decay), flat(real), scale.contiguous()
     plan = LaunchSizes(w_in, w_out, values)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tokmix.ops.fast_call import Context, Gradients, KernelOp, on_its_device
 
-CHUNK = 64  # as in `launch`, which cannot be imported without triton
+CHUNK = 64  # the same as in `launch`, which needs triton
 
 
 class Kept(NamedTuple):

@@ -70,19 +70,19 @@ def _chunk(
         carried = total.exp()
         states = (kept @ added.flatten(3)).view_as(added) + carried[..., None, None] * hidden[:, :, None]
         counts = (kept * here[..., None, :]).sum(-1) + carried * count[..., None]
-    # A real token counts as one itself, so the clamp changes nothing but rows that have no token yet.
+    # A real token counts itself, so the clamp only matters for rows without a token yet.
     scale = length_scale(counts.clamp(min=1), values.shape[-1], power)
     y = (w_out[..., None, :] @ F.gelu(states * scale[..., None, None])).squeeze(-2)
     return y, counts, states[:, :, -1]
 
 
 def matmul_flops(length: int, heads: int, e: int, k: int, decay: bool) -> int:
-    """Of the scan alone; a last chunk that is not full costs a whole one."""
+    """FLOPs of the scan alone; an incomplete last chunk costs a whole one."""
     padded = length + -length % CHUNK
     return heads * padded * (2 * k * e + (2 * CHUNK * k * e if decay else 0))
 
 
 def recomputed_flops(length: int, heads: int, e: int, k: int, decay: bool) -> int:
-    """What the backward pass repeats of it: the states, but not what was read from them. A lone chunk is kept."""
+    """FLOPs that the backward pass computes again: the states, not the outputs. A single chunk is kept."""
     padded = length + -length % CHUNK
     return heads * padded * 2 * CHUNK * k * e if decay and length > CHUNK else 0

@@ -1,4 +1,4 @@
-"""A decaying sum over many items by products with small matrices: time linear in their number, few steps one after the other."""
+"""A decaying sum over many items by products with small matrices: time linear in their number, few sequential steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causal HyperMixing: the kernels where device, dtype and shape allow, the reference elsewhere."""
+"""Causal HyperMixing: kernels if device, dtype and shape allow, else the reference."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tokmix.ops.dispatch import A100, ANY_GPU, H100, KERNEL_DTYPES, forced, use_
 from tokmix.ops.hyper_mix import length_scale
 
 WIDEST = (512, 256)  # k and e that programs can hold on chip
-BLOCKS, WIDEST_IN_BLOCKS = (16, 32, 64, 128), 128  # tokens of a block, which is one tile; k and e beside it
+BLOCKS, WIDEST_IN_BLOCKS = (16, 32, 64, 128), 128  # tokens of a block, which is one tile; largest k and e
 ON_CHIP = {2: 8192, 4: 4096}  # tokens times k or e, by the bytes of a number: more does not fit a multiprocessor
 
 
 def causal_hyper_mix(
     w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, power: float | None, carry: Carry
 ) -> tuple[Tensor, Tensor, Carry]:
-    """The reference's contract."""
+    """Arguments and result as of the reference."""
     e = values.shape[3]
     needs = ANY_GPU if e <= 64 else A100 if e <= 128 else H100
     if not use_triton(values, carry.hidden.dtype, _fits(w_in, w_out, values, carry), needs):
         return reference.causal_hyper_mix(w_in, w_out, values, log_decay, real, power, carry)
     counts, log_decay = _counts(values, log_decay, real, carry.count)
-    # A real token counts as one itself, so the clamp changes nothing but rows that have no token yet.
+    # A real token counts itself, so the clamp only matters for rows without a token yet.
     scale = length_scale(counts.clamp(min=1), values.shape[3], power)
     given = (w_in, w_out, values, log_decay, real, scale, carry.hidden)
     y, hidden, *_ = op.forward.entry(*given)(*given)
@@ -34,7 +34,7 @@ def causal_hyper_mix(
 def block_hyper_mix(
     w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, power: float | None, block: int
 ) -> tuple[Tensor, Tensor]:
-    """The contract of `blocks.block_hyper_mix`."""
+    """Arguments and result as of `blocks.block_hyper_mix`."""
     if not _block_kernel(w_in, w_out, values, block):
         return blocks.block_hyper_mix(w_in, w_out, values, log_decay, real, power, block)
     B, H = w_in.shape[:2]
@@ -46,13 +46,13 @@ def block_hyper_mix(
 
 
 def _block_kernel(w_in: Tensor, w_out: Tensor, values: Tensor, block: int) -> bool:
-    """float32 only on request: its products leave the tensor cores unused, and it has not been timed."""
+    """float32 only on request: its products do not use tensor cores, and it was not timed."""
     k, e = w_in.shape[3], values.shape[3]
     wide = max(k, e)
     small = block in BLOCKS and wide <= WIDEST_IN_BLOCKS and block * wide <= ON_CHIP.get(w_in.dtype.itemsize, 0)
     allowed = w_in.dtype != torch.float32 or forced() == "triton"
     fits = small and allowed and values.numel() > 0 and w_in.dtype == w_out.dtype
-    # The backward kernel for blocks of 64 and wide heads takes 192 KiB where products are made by warp (before an H100).
+    # Before the H100, the backward kernel for blocks of 64 and wide heads takes 192 KiB of shared memory.
     widest = block == 64 and wide > 64
     return use_triton(values, w_in.dtype, fits, H100 if widest else ANY_GPU if max(block, wide) <= 64 else A100)
 

@@ -1,7 +1,7 @@
-"""Short sequences on a CPU: a few at a time, so that their hidden states stay in its caches, and none is kept for the backward pass.
+"""Short sequences on a CPU: a few at a time, so that their hidden states stay in the cache and are not kept for gradients.
 
-A hidden state [d', d] is far larger than a short sequence [L, d]. All of a batch's, written and read four times in training, take longer
-than the products that make them; made again in the backward pass they cost one product of L tokens more, and no memory.
+A hidden state [d', d] is far larger than a short sequence [L, d]. Writing and reading all of a batch's states, four times in training,
+takes longer than the products that compute them. Recomputing them in the backward pass costs one more product of L tokens and no memory.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tokmix.ops.fast_call import Context, unwatched
 
-LONGEST = 64  # tokens beyond which making a state again costs more than reading it
-WORTH = 2**25  # bytes of all hidden states: fewer are in the caches anyway
+LONGEST = 64  # above this length, recomputing a state costs more than reading it
+WORTH = 2**25  # bytes of all hidden states; a smaller total stays in the caches anyway
 CACHE = 2**21  # bytes of hidden states at a time, for each thread
 
 
@@ -26,14 +26,14 @@ def pays(w_in: Tensor, values: Tensor) -> bool:
 
 
 def _bytes(w_in: Tensor, values: Tensor) -> int:
-    """Of one sequence's hidden state."""
+    """Bytes of one sequence's hidden state."""
     return w_in.shape[1] * w_in.shape[3] * values.shape[3] * values.element_size()
 
 
 def mix(w_in: Tensor, w_out: Tensor, values: Tensor, scale: Tensor | None) -> Tensor:
     """The reference's contract."""
     at_once = max(1, CACHE * torch.get_num_threads() // _bytes(w_in, values))
-    # The state is linear in the values, so these may be scaled in its place.
+    # The state is linear in the values, so scaling the values scales the state.
     values = values if scale is None else values * scale.to(values.dtype)
     y: Tensor = _Mix.apply(w_in, w_out, values, at_once)  # type: ignore[no-untyped-call]
     return y
@@ -60,7 +60,7 @@ class _Mix(torch.autograd.Function):
 
 
 def _pull(w_in: Tensor, w_out: Tensor, values: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What dy says of w_in, w_out and values, which may be asked for gradients in turn."""
+    """Gradients of w_in, w_out and values from dy; they can be differentiated again."""
     hidden = w_in.mT @ values
     d_hidden = torch.ops.aten.gelu_backward(w_out.mT @ dy, hidden)
     return values @ d_hidden.mT, dy @ F.gelu(hidden).mT, w_in @ d_hidden

@@ -30,7 +30,7 @@ OUTPUT_BACKWARD = ((64, 4, 1), (64, 8, 1))
 STATE_BACKWARD = ((64, 4, 1), (64, 8, 1))
 # Pieces and numbers of a program of their sums, for sequences of few pieces and, in the mean, of so many.
 ADD_FEW, ADD_MANY, MANY = (1, 1024), (2, 128), 8
-# Programs a multiprocessor should get: backwards, as many as it can hold at a time.
+# Programs per multiprocessor; in the backward pass as many as it can hold at once.
 FORWARD_SLOTS, BACKWARD_SLOTS = (8, 4), (2, 1)
 
 
@@ -58,7 +58,7 @@ def piece_rows(T: int, programs: int, slots: int) -> int:
 
 
 class LaunchSizes:
-    """How x [B, T, D] is cut into pieces, and what every kernel is told about it."""
+    """How x [B, T, D] is cut into pieces, as arguments of every kernel."""
 
     def __init__(self, x: Tensor, heads: int, biased: bool, table: Tensor | None, first: Tensor | None, size: int, slots: tuple[int, int]):
         B, T, D = x.shape
@@ -77,17 +77,17 @@ class LaunchSizes:
         self.device, self.dtype = x.device, x.dtype
 
     def shape(self, tile: int) -> tuple[object, ...]:
-        """The constants that kernels end with."""
+        """The constants at the end of a kernel's arguments."""
         tf32 = torch.get_float32_matmul_precision() != "highest"
         padded = max(16, next_power_of_2(self.e))
         return self.e, self.rows, padded, tile, KINDS[self.dtype], "tf32" if tf32 else "ieee"
 
     def parts(self, rows: int) -> Tensor:
-        """Room for one matrix a piece and head."""
+        """An empty tensor with one matrix per piece and head."""
         return torch.empty(self.pieces, self.heads, rows, self.e, dtype=torch.float32, device=self.device)
 
     def matrices(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Room for one a sequence and head: [H, rows, S, e]."""
+        """An empty tensor with one matrix per sequence and head: [H, rows, S, e]."""
         return torch.empty(self.heads, self.rows, self.sequences, self.e, dtype=dtype or self.dtype, device=self.device)
 
     def sum_pieces(self, parts: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -105,7 +105,7 @@ def last_dim_contiguous(x: Tensor) -> Tensor:
 
 
 def middle(net_in: Nets, net_out: Nets, plan: LaunchSizes, scale: Tensor | None, readout: Tensor | None) -> tuple[object, ...]:
-    """The constants that the kernels between the passes end with."""
+    """The constants at the end of the arguments of the kernels between the passes."""
     k = net_in.outer.shape[2]
     one = lambda factors: factors is None or factors.shape[0] == 1
     e, rows, padded, _, *how = plan.shape(0)
@@ -119,7 +119,7 @@ def _float(scale: Tensor | None) -> Tensor | None:
 def nets(
     u1: Tensor, b1: Tensor | None, v1: Tensor, c1: Tensor | None, u2: Tensor | None, b2: Tensor | None, v2: Tensor | None, c2: Tensor | None
 ) -> tuple[Nets, Nets]:
-    """Both nets, each tensor in one piece of memory; twice the first one where there is no second."""
+    """Both nets with contiguous tensors; the first one twice if there is no second."""
     first = Nets(u1.contiguous(), _contiguous(b1), v1.contiguous(), _contiguous(c1))
     if u2 is None or v2 is None:
         return first, first
@@ -166,7 +166,7 @@ def forward(
         *middle(net_in, net_out, plan, scale, readout), num_warps=4 if plan.e <= 64 else 8, num_stages=1,
     )  # fmt: skip
     z = (torch.empty if full else torch.zeros)(x.shape, dtype=x.dtype, device=x.device)
-    # With a norm, the rows that hold a token are told by a 1 in what becomes their 1 / deviation.
+    # With a norm, rows that hold a token are marked by a 1 in the tensor of 1 / deviation.
     rstd = (torch.empty if full else torch.zeros)(plan.total if gain is not None else 0, dtype=torch.float32, device=x.device)
     tile, warps, stages = OUTPUT[plan.big]
     kernels.output[plan.pieces, heads](
@@ -199,7 +199,7 @@ def backward(
     make = lambda: (torch.empty if full else torch.zeros)(x.shape, dtype=x.dtype, device=x.device)
     if gain is not None:
         dz, norm = layer_norm.backward(dy, z, gain, mean, rstd)
-        dx = dz  # overwritten piece by piece: nobody else reads it
+        dx = dz  # overwritten piece by piece; nothing else reads it
     else:
         dz, norm, dx = dy, torch.empty(0, x.shape[2], dtype=torch.float32, device=x.device), make()
     dvalues, v = (None, x) if values is None else (make(), values)

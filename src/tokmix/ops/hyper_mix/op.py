@@ -13,7 +13,7 @@ Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class Inputs(NamedTuple):
-    """Of the op, in order. A net is U, b, V, c; the second one is empty where both are the same. `table`, `first`, `size` and `full`
+    """The op's arguments, in order. A net is U, b, V, c; the second one is empty if both are the same. `table`, `first`, `size` and `full`
     are those of `Chunks`."""
 
     x: Tensor
@@ -124,7 +124,7 @@ def _gradients(ctx: Context, dy: Tensor | None, *unused: None) -> Gradients:
 
 
 def _parted(grad: Tensor, e: int, matrix: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """[H, e + 1, n] -> the gradients of a matrix and, where there is one, its bias."""
+    """[H, e + 1, n] -> the gradients of a matrix and its bias, if any."""
     return grad[:, :e].to(matrix.dtype), None if bias is None else grad[:, e].to(bias.dtype)
 
 

@@ -4,8 +4,8 @@ With H_i = GELU(x U_i + b_i) and W_i = H_i V_i + c_i:
 
     W_1ᵀ v = V_1ᵀ (H_1ᵀ v) + c_1 (1ᵀ v)          W_2 G = H_2 (V_2 G) + 1 (c_2 G)
 
-so no [L, k] matrix is ever made, and a token costs the same whatever k is. It pays where k is large beside e and
-sequences are not short beside it.
+so no [L, k] matrix is made, and the cost of a token does not depend on k. This pays if k is much larger than e and the
+sequences are not much shorter than k.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def hyper_mix(queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_ou
 
 
 def _hidden(h: Tensor, values: Tensor, net: Net) -> Tensor:
-    """h [S, H, M, i], values [S, H, M, e] -> W_1ᵀ v [S, H, k, e], in float32 where it loses digits else."""
+    """h [S, H, M, i], values [S, H, M, e] -> W_1ᵀ v [S, H, k, e], in float32 if dtype would lose digits."""
     outer, outer_bias = net.outer, net.outer_bias
     if not loses_digits(h.shape[2], values.shape[3], autocast_dtype(h) or h.dtype):
         hidden = _times(outer.mT, h.mT @ values)
@@ -59,9 +59,9 @@ def _features(x: Tensor, net: Net) -> Tensor:
 
 
 def loses_digits(length: int, e: int, dtype: torch.dtype) -> bool:
-    """Whether H_1ᵀ v must not be rounded to dtype. What the tokens have in common grows with their number, what tells them apart with its
-    root, and rounding errs by a share of the former: so much for a long sequence that GELU(W_1ᵀ v) bends at another place. The
-    textbook rounds each token's weights on its own, which averages out."""
+    """Whether rounding H_1ᵀ v to dtype would lose too many digits. The shared part of the sum grows with n, the informative part with √n,
+    and the rounding error with the shared part. For long sequences the error shifts the bend of GELU(W_1ᵀ v). The textbook form rounds
+    each token's weights separately, which averages out."""
     return dtype in (torch.bfloat16, torch.float16) and length >= 8 * e
 
 
@@ -73,6 +73,6 @@ def matmul_flops(queries: int, keys: int, heads: int, e: int, k: int, shared: bo
 
 def pays(queries: int, keys: int, heads: int, e: int, k: int, shared: bool, inner: int | None = None, gpu: bool = False) -> bool:
     """Whether it takes fewer operations than the reference. Untied, for long sequences: k > e / 2; tied: k > 2 e / 3.
-    A GPU wants clearly fewer: its many small products and sums cost more there than a CPU's."""
+    A GPU needs clearly fewer, because many small products and sums cost more there than on a CPU."""
     sizes = (queries, keys, heads, e, k, shared, inner)
     return matmul_flops(*sizes) < (0.6 if gpu else 1.0) * textbook_flops(*sizes)

@@ -75,18 +75,18 @@ def hyper_mix(queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_ou
 
 
 def length_scale(counts: Tensor, e: int, power: float | None) -> Tensor:
-    """What a hidden state summed over that many tokens is multiplied by. A plain power is counts^-power (the paper's
-    is 1). The default keeps the state's scale at 1: contributions of single tokens add up like the root of their
-    number, what they have in common like the number itself; with random weights the latter is 0.6/e of the former."""
+    """Factor of a hidden state that is summed over this many tokens. A plain power is counts^-power (the paper's is 1).
+    The default keeps the state's scale at 1: the independent parts of n tokens add up to √n, their shared part to n;
+    with random weights the shared part is 0.6/e of the independent one."""
     if power is not None:
         return counts.pow(-power)
     return (counts * (1 + 0.6 / e * counts)).rsqrt()
 
 
 def readout_scale(scale: Tensor, e: int, k: int, own: bool) -> Tensor:
-    """What the readout of k units is multiplied by, so that its scale stays near 1 too; scale is length_scale's.
-    own: with tied weights in self-mixing a token reads its own contribution, and what it has in common with the
-    others, with the very weights that wrote them, which adds up (the constants are fitted to random weights)."""
+    """Factor of the readout of k units, so that its scale stays near 1 too; scale: of length_scale.
+    own: tied weights in self-mixing. A token then reads its own contribution, and the part shared with the others,
+    with the same weights that wrote them, so they add up (the constants are fitted to random weights)."""
     excess = 0.75 * (k / e) ** 0.5 + 0.6 * k * scale.square() if own else torch.zeros_like(scale)
     return (k * (1 + excess)).rsqrt()
 

@@ -1,4 +1,4 @@
-"""HyperMixing of the tokens of a sequence with each other: the fastest exact body for device, dtype and shape."""
+"""HyperMixing of the tokens of a sequence with each other: the fastest exact implementation for device, dtype and shape."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tokmix.ops.hyper_mix import cached, op, reassociated, reference, short_op, 
 from tokmix.ops.hyper_mix.reference import Net
 from tokmix.ops.sizes import DEEPEST
 
-SHORTEST = 32  # tokens of a sequence below which most of a kernel's tile would be empty
-NARROWEST = 128  # channels of a head from which the large products of `wide` are worth their copies; one head needs none
+SHORTEST = 32  # below this length most of a kernel's tile would be empty
+NARROWEST = 128  # from this width of a head on, the large products of `wide` pay for their copies; a single head needs no copies
 SHORT = 128  # tokens of the longest sequence whose hidden state `short` keeps on chip
-SHORT_WIDE = 64  # the same for float32, of one head: three products stand for each there, and more heads lose too many digits
-SHORT_PAYS = 2.0  # `short` runs where the textbook takes at most so many times the operations of the re-associated form
+SHORT_WIDE = 64  # the same for float32 with one head: each product takes three there, and more heads lose too many digits
+SHORT_PAYS = 2.0  # `short` runs if the textbook form takes at most this many times the operations of the re-associated form
 WIDEST_NORM = 8192  # channels one program can hold
-# `wide` runs wherever it takes at most so many times the textbook's operations: it moves far fewer bytes.
+# `wide` runs if it takes at most this many times the textbook form's operations: it moves far fewer bytes.
 WIDE_PAYS = 1.5
 
 
@@ -36,7 +36,7 @@ class Body(Enum):
 
     @property
     def takes_chunks(self) -> bool:
-        """Whether it reads a padded or packed batch as it is; the others take whole rows."""
+        """Whether it reads a padded or packed batch directly; the others take whole rows."""
         return self in (Body.NARROW_HEADS, Body.SHORT_SEQUENCES)
 
     def matmul_flops(self, queries: int, keys: int, heads: int, e: int, k: int, shared: bool, inner: int | None = None) -> int:
@@ -67,7 +67,7 @@ def select_body(x: Tensor, net: Net, *, tied: bool, normed: bool, longest: int |
 
 
 def _in_torch(queries: Tensor, keys: Tensor, net: Net, shared: bool) -> Body:
-    """Whichever takes fewer operations. An export of any length has one form for all lengths, the textbook's."""
+    """The form with fewer operations. An export with dynamic length has one form for all lengths, the textbook's."""
     heads, inner, k = net.outer.shape
     lengths = (queries.shape[1], keys.shape[1])
     if any(isinstance(length, torch.SymInt) for length in lengths):
@@ -77,7 +77,7 @@ def _in_torch(queries: Tensor, keys: Tensor, net: Net, shared: bool) -> Body:
 
 
 def expected(length: int, heads: int, e: int, k: int, tied: bool, inner: int, gpu: bool) -> Body:
-    """The body that `select_body` chooses for sequences of that length where no kernel for narrow heads fits, for estimates of cost."""
+    """The body that `select_body` chooses for this length if no kernel for narrow heads fits; for estimates of cost."""
     sizes = (length, length, heads, e, k, tied, inner)
     if gpu and HAS_TRITON and _short_pays(length, heads, e, k, inner):
         return Body.SHORT_SEQUENCES
@@ -87,7 +87,7 @@ def expected(length: int, heads: int, e: int, k: int, tied: bool, inner: int, gp
 
 
 def _has_heads(x: Tensor, net: Net, longest: int) -> bool:
-    """Whether the kernels for heads run, which are first choice from SHORTEST tokens on."""
+    """Whether the kernels for narrow heads run, the first choice from SHORTEST tokens on."""
     (_, e, inner), dtype = net.inner.shape, _dtype(x, net)
     wide = dtype == torch.float32
     # A head's matrices stay on chip.
@@ -98,7 +98,7 @@ def _has_heads(x: Tensor, net: Net, longest: int) -> bool:
 
 
 def is_short(x: Tensor, net: Net, longest: int) -> bool:
-    """Whether sequences are so short that their hidden states should never leave the chip."""
+    """Whether sequences are so short that their hidden states should stay on chip."""
     if not _on_gpu(x):
         return False
     (heads, e, inner), k = net.inner.shape, net.outer.shape[2]
@@ -171,7 +171,7 @@ def mix(
 
 
 def hyper_mix(queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_out: Net, scale: Tensor | None = None) -> Tensor:
-    """The reference's contract in plain torch, in the form that takes fewer operations."""
+    """The reference's result in plain torch, by the form with fewer operations."""
     body = _in_torch(queries, keys, net_in, net_out is net_in and queries is keys)
     return _plain(body, queries, keys, values, net_in, net_out, scale)
 
@@ -187,7 +187,7 @@ def _plain(body: Body, queries: Tensor, keys: Tensor, values: Tensor, net_in: Ne
 
 
 def matmul_flops(queries: int, keys: int, heads: int, e: int, k: int, shared: bool, inner: int, gpu: bool) -> int:
-    """Of self-mixing (queries == keys) without a kernel for narrow heads."""
+    """FLOPs of self-mixing (queries == keys) without a kernel for narrow heads."""
     return expected(keys, heads, e, k, shared, inner, gpu).matmul_flops(queries, keys, heads, e, k, shared, inner)
 
 
@@ -199,7 +199,7 @@ def _wide_pays(queries: int, keys: int, heads: int, e: int, k: int, shared: bool
 def _is_wide(x: Tensor, net_in: Net, tied: bool, normed: bool) -> bool:
     """Whether large products with kernels between them are the body for x [B, T, D]."""
     (heads, e, inner), k, T = net_in.inner.shape, net_in.outer.shape[2], x.shape[1]
-    # Sequences, and in one kernel their heads, are an axis of a grid.
+    # Sequences, in one kernel together with heads, are one axis of a grid.
     fits = x.numel() > 0 and x.shape[0] * heads <= DEEPEST and (not normed or x.shape[2] <= WIDEST_NORM)
     pays = forced() == "triton" or _wide_pays(T, T, heads, e, k, tied, inner)
     return use_triton(x, _dtype(x, net_in), fits=fits and pays)
@@ -215,7 +215,7 @@ def _generate_both(
     """The generated matrices for the kernels of short sequences, [H, B * T, k]; the second is None where both are the same."""
     seen = seen.to(dtype)
     if chunks is not None and not chunks.full and real is not None:
-        # The nets see every row, and nothing times NaN would be NaN in their gradients.
+        # The nets read every row, and 0 times NaN would be NaN in their gradients.
         seen = torch.where(real[:, :, None], seen, 0)
     return _generated(seen, net_in, dtype), None if net_out is None else _generated(seen, net_out, dtype)
 

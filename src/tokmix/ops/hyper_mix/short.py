@@ -43,7 +43,7 @@ BACKWARD_SMALL = {
 
 
 class LaunchSizes:
-    """What every kernel is told about x [B, T, D] and w [H, B * T, k]."""
+    """The sizes of x [B, T, D] and w [H, B * T, k] as arguments of every kernel."""
 
     def __init__(self, x: Tensor, w: Tensor, table: Tensor | None, longest: int, tiles: dict[bool, dict[int, Tile]]):
         B, self.T, D = x.shape
@@ -60,7 +60,7 @@ class LaunchSizes:
         self.grid = (self.sequences, self.heads, self.tiles)
 
     def constants(self, scale: Tensor | None, readout: Tensor | None) -> tuple[object, ...]:
-        """That kernels end with."""
+        """The constants at the end of a kernel's arguments."""
         one = lambda factors: factors is None or factors.shape[0] == 1
         # tf32x3: as exact as single precision, by three products of halves.
         precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
@@ -88,7 +88,7 @@ def forward(
     plan = LaunchSizes(x, w1, table, longest, FORWARD)
     new = torch.empty if full else torch.zeros
     z = new(x.shape, dtype=x.dtype, device=x.device)
-    # With a norm, the rows that hold a token are told by a 1 in what becomes their 1 / deviation.
+    # With a norm, rows that hold a token are marked by a 1 in the tensor of 1 / deviation.
     rstd = new(plan.total if gain is not None else 0, dtype=torch.float32, device=x.device)
     kernels.short_forward[plan.grid](
         x, w1, w2, table, scale, readout, z, None if full or gain is None else rstd, plan.T, plan.total,
@@ -115,7 +115,7 @@ def backward(
     plan = LaunchSizes(x, w1, table, longest, BACKWARD if dispatch.room(x.device) >= H100 else BACKWARD_SMALL)
     new = torch.empty if full else torch.zeros
     dx = new(x.shape, dtype=x.dtype, device=x.device)
-    # Several tiles of channels: each writes what it has to add, and sums stay in float32.
+    # Several tiles of channels: each writes its part, and sums stay in float32.
     wide = x.dtype if plan.tiles == 1 else torch.float32
     parts = [new((plan.tiles, *w.shape), dtype=wide, device=x.device) for w in (w1, w2) if w is not None]
     kernels.short_backward[plan.grid](

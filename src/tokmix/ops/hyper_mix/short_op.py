@@ -16,7 +16,7 @@ Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Inputs(NamedTuple):
-    """Of the op, in order. w2 is None where both generated matrices are the same."""
+    """The op's arguments, in order. w2 is None if both generated matrices are the same."""
 
     x: Tensor
     w1: Tensor
@@ -32,7 +32,7 @@ class Inputs(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """For the backward pass: the norm's input and the moments of its rows, empty without a norm."""
+    """Saved for the backward pass: the norm's input and the moments of its rows, empty without a norm."""
 
     z: Tensor  # [B, T, D]
     mean: Tensor  # [B * T]

@@ -5,7 +5,7 @@ With H_i = GELU(x U_i + b_i), per-sequence matrices transposed, so that each is 
     p = x [U_1 | U_2]   h = GELU(p + b)   Mᵀ = vᵀ h_1   Sᵀ = Mᵀ V_1 + m c_1ᵀ   G = GELU(scale S)   Qᵀ = Gᵀ V_2ᵀ   z = h_2 Q + r
     tokens  [H, B * T, (2) i]            [H, B * e, i]    [H, B * e, k]                            [H, B * e, i]
 
-p and h are kept for the backward pass: making them again costs a product. The textbook's [T, k] matrices never exist.
+p and h are kept for the backward pass, because recomputing them costs a product. The textbook's [T, k] matrices never exist.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ MIDDLE = (8, 4)
 MIDDLE_BACKWARD = (16, 4)
 TILE = 1024  # channels of a program
 MIDDLE_TILE = 256
-SHORTEST_PIECE = 512  # tokens worth a product of their own, beside others
-WORTH_A_PRODUCT = 16384  # tokens of a sequence from which its own product, with its own vector added, is the faster on an H200
+SHORTEST_PIECE = 512  # tokens that pay for a separate product
+WORTH_A_PRODUCT = 16384  # from this length on, a separate product with its own vector added is faster on an H200
 
 
 def tile_of(width: int, most: int = TILE) -> int:
@@ -45,12 +45,12 @@ def tile_of(width: int, most: int = TILE) -> int:
 
 
 def by_head(x: Tensor, heads: int) -> Tensor:
-    """[B, T, D] -> [H, B, T, e]; of one head it is the same memory."""
+    """[B, T, D] -> [H, B, T, e]; with one head it is the same memory."""
     return x[None] if heads == 1 else x.unflatten(2, (heads, -1)).permute(2, 0, 1, 3).contiguous()
 
 
 def merged(x: Tensor, B: int) -> Tensor:
-    """[H * B, T, e] -> [B, T, D]; of one head it is the same memory."""
+    """[H * B, T, e] -> [B, T, D]; with one head it is the same memory."""
     return x if x.shape[0] == B else x.unflatten(0, (-1, B)).permute(1, 2, 0, 3).flatten(2)
 
 
@@ -86,7 +86,7 @@ def states_and_hidden(values: Tensor, h: Tensor, outer: Tensor, heads: int) -> t
 
 
 def two_factors(exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """[H, rows, i] in float32 -> [H, rows, 2 i] in dtype: each number's nearest, and what it lacks."""
+    """[H, rows, i] in float32 -> [H, rows, 2 i] in dtype: each number rounded, and its rounding error."""
     H, total, width = exact.shape
     both = torch.empty(H, total, 2 * width, dtype=dtype, device=exact.device)
     rows, warps = FACTORS
@@ -130,7 +130,7 @@ def gelu_backward(p: Tensor, grads: Sequence[Tensor], bias: Tensor | None, kind:
     """p [H, rows, n i], for each of the n nets dh [H, rows, i] -> dp like p and, in float32, the bias's [H, n i]."""
     heads, total, width = p.shape
     i = width // len(grads)
-    # A single net's gradient takes the place of dh, which nobody else reads.
+    # A single net's gradient overwrites dh, which nothing else reads.
     dp = grads[0] if len(grads) == 1 else torch.empty_like(p)
     rows, warps, per_processor, stages = GELU_BACKWARD
     tile = tile_of(i)
@@ -301,7 +301,7 @@ def _of_values(h: Tensor, dstates: Tensor, dm: Tensor | None, heads: int) -> Ten
     vectors = dm if heads == 1 else dm.unflatten(1, (heads, -1)).transpose(0, 1).flatten(0, 1)  # [H * B, e]
     out = torch.empty(S, T, e, dtype=h.dtype, device=h.device)
     if T >= WORTH_A_PRODUCT:
-        # cuBLAS adds a vector to the rows of a product on its way to memory, but the same one to all.
+        # cuBLAS can add a vector to the rows of a product while writing it, but only one vector for all rows.
         for vector, *one in zip(vectors.to(h.dtype), h, dstates.mT, out, strict=True):
             torch.addmm(vector, *one[:2], out=one[2])
         return out

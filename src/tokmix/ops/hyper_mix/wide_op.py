@@ -12,7 +12,7 @@ from tokmix.ops.hyper_mix.reassociated import loses_digits
 
 
 class Inputs(NamedTuple):
-    """Of the op, in order. A net is U, b, V, c; the second one is empty where both are the same."""
+    """The op's arguments, in order. A net is U, b, V, c; the second one is empty if both are the same."""
 
     x: Tensor
     values: Tensor | None
@@ -32,7 +32,7 @@ class Inputs(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """For the backward pass; n nets. What belongs to a bias, or to a norm, is empty without one."""
+    """Saved for the backward pass; n nets. Tensors of a bias or a norm are empty without one."""
 
     p: Tensor  # [H, B * T, n i], x U
     h: Tensor  # [H, B * T, n i], GELU(p + b)

@@ -17,11 +17,11 @@ SIDE = 64  # queries, and keys, of a tile
 WIDEST = (256, 64)  # columns of v that a program holds: of 16-bit numbers, of float32
 # Warps and pipeline stages of a program: the fastest on an H200.
 SUMS, OUTPUT = (4, 3), (8, 3)
-FITTED: dict[tuple[object, ...], tuple[int, int]] = {}  # stages and columns that a kernel was found to have room for
+FITTED: dict[tuple[object, ...], tuple[int, int]] = {}  # stages and columns that were found to fit, by kernel
 
 
 class Parts(NamedTuple):
-    """A bank as kernels read it: A and Bᵀ [H, T, r], p [H, T] in float32, and the control [B, H, T, r] as it is."""
+    """A bank in the kernels' layout: A and Bᵀ [H, T, r], p [H, T] in float32, and the control [B, H, T, r] as it is."""
 
     down: Tensor | None
     up: Tensor | None
@@ -48,7 +48,7 @@ def padded(width: int) -> int:
 
 
 def strides(*tensors: Tensor | None) -> list[int]:
-    """Of [B, H, T, n] tensors, the last of which is 1."""
+    """Strides of [B, H, T, n] tensors; the last one is 1."""
     return [stride for x in tensors for stride in ((0, 0, 0) if x is None else x.stride()[:3])]
 
 
@@ -80,8 +80,8 @@ class LaunchSizes:
     def launch(
         self, kernel: JITFunction, settings: tuple[int, int], grid: Callable[[int], tuple[int, ...]], *given: object, **more: int | str
     ) -> None:
-        """grid: programs, if each takes that many columns of v. Where a program finds no room on a multiprocessor, fewer
-        stages do, or fewer columns; what fitted is remembered."""
+        """grid: programs for a number of columns of v. If a program does not fit a multiprocessor, it is tried
+        with fewer stages, then fewer columns; the setting that fits is remembered."""
         constants = {name: value for name, value in (self.constants | more).items() if name in kernel.arg_names}
         known = (kernel, settings, *constants.values())
         stages, columns = FITTED.get(known, (settings[1], int(constants.get("FP", 16))))

@@ -1,4 +1,4 @@
-"""HyperMLP's kernels put together, backward; see `kernels/backward.py` and `backward_sums` for the data flow.
+"""Launches of HyperMLP's backward kernels; see `kernels/backward.py` and `backward_sums` for the data flow.
 
 Queries are taken in stripes: some tiles of queries of a sequence with all keys before them, or some whole short sequences,
 as many as fit the scratch memory. So memory grows with the length, not with its square.
@@ -61,7 +61,7 @@ class Given(NamedTuple):
     y: Tensor
     shrink: Tensor
     delta: Tensor
-    dcontrol1: Tensor  # this and the next are written
+    dcontrol1: Tensor  # this one and the next are written
     dcontrol2: Tensor
 
     def of(self, rows: slice) -> Given:
@@ -75,7 +75,7 @@ class Gradients:
 
     def __init__(self, plan: LaunchSizes, given: Given, tiles_at_once: int):
         whole = plan.H * plan.tiles**2
-        dtype = plan.dtype if whole <= tiles_at_once else torch.float32  # the former where every key is met in one stripe
+        dtype = plan.dtype if whole <= tiles_at_once else torch.float32  # the former if one stripe covers every key
         self.dq, self.dk, self.dv = by_token(given.q), by_token(given.k, torch.zeros, dtype), by_token(given.v, torch.zeros, dtype)
         wanted = cdiv(2 * processors(plan.device), plan.tiles * plan.H)
         self.shares = max(1, min(wanted, plan.B, tiles_at_once // whole))
@@ -101,7 +101,7 @@ def backward(
     down1: Tensor | None, up1: Tensor | None, diagonal1: Tensor | None, control1: Tensor | None,
     down2: Tensor | None, up2: Tensor | None, diagonal2: Tensor | None, control2: Tensor | None, lag: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of q, k, v, then A, B, p and s of both banks; empty where there is none."""
+    """Gradients of q, k, v, then A, B, p and s of both banks; empty if there is none."""
     do, q, k, v = last_dim_contiguous(do), last_dim_contiguous(q), last_dim_contiguous(k), last_dim_contiguous(v)
     first, second = parts(down1, up1, diagonal1, control1), parts(down2, up2, diagonal2, control2)
     plan = LaunchSizes(q, v, first, second, lag)
@@ -126,7 +126,7 @@ def backward(
 
 
 class Pass:
-    """One stripe."""
+    """The backward pass of one stripe."""
 
     def __init__(self, plan: LaunchSizes, stripe: Stripe, scratch: Tensor, given: Given, found: Gradients):
         self.plan, self.stripe, self.given, self.found = plan, stripe, given, found
@@ -147,7 +147,7 @@ class Pass:
         self.keys()
 
     def sums(self, heads: int, width: int) -> tuple[Tensor, Tensor]:
-        """Room for a part of each run, and for what they add up to."""
+        """Empty tensors for the part of each run and for their sum."""
         shape = (self.stripe.rows * heads, self.size * launch.SIDE, width)
         return self.plan.empty(self.runs, *shape), self.plan.empty(*shape)
 

@@ -1,4 +1,4 @@
-"""HyperMLP's kernels as custom ops: torch.compile, autograd and operation counters take them whole.
+"""HyperMLP's kernels as custom ops, which torch.compile, autograd and operation counters treat as single operations.
 
 Importing this needs torch alone; the kernels are loaded when an op first runs.
 """

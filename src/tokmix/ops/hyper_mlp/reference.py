@@ -48,7 +48,7 @@ def _mixed(scores: Tensor, bank: Bank | None) -> Tensor:
     """R(z) for z [B, H, L, lags]."""
     if bank is None:
         return scores
-    lags = scores.shape[-1]  # narrow, not a slice: of an export of any length torch knows that it is not cut short
+    lags = scores.shape[-1]  # narrow, not a slice: in an export with dynamic length, torch then knows that nothing is cut off
     low = (scores @ bank.down.narrow(1, 0, lags)) * bank.control
     return scores * (1 + bank.diagonal[:, None].narrow(2, 0, lags)) + low @ bank.up.narrow(2, 0, lags)
 
@@ -65,11 +65,11 @@ def hyper_mlp(
     if torch.compiler.is_compiling() or L <= 2 * CHUNK:
         return _rows(q, k, v, at, first, second, lag, limit)
     pieces = []
-    for begin in range(0, L, CHUNK):  # a piece of queries needs no later key: half of the work, and less memory
+    for begin in range(0, L, CHUNK):  # a piece of queries needs no later keys: half of the work, and less memory
         end = min(begin + CHUNK, L)
         banks = [None if x is None else x._replace(control=x.control[:, :, begin:end]) for x in (first, second)]
         given = (q[:, :, begin:end], k[:, :, :end], v[:, :, :end], at[:, begin:end], *banks, lag, limit)
-        # Scores are computed again for the gradient, so that those of one piece at a time exist.
+        # Scores are recomputed for the gradient, so only those of one piece exist at a time.
         pieces.append(recomputed(_rows, *given))
     return torch.cat(pieces, dim=2)
 
@@ -79,7 +79,7 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, query_at: Tensor, first: Bank | None,
     if dtype.itemsize < 4:  # the norm divides by small numbers: rounded scores would turn the sign of the active set
         q, k, first, second = q.float(), k.float(), _widened(first), _widened(second)
     scores = q @ k.transpose(-1, -2)  # [B, Hq, L, N]
-    N = keys if isinstance(keys, torch.SymInt) else min(keys, limit)  # an export of any length has as many as the banks at most
+    N = keys if isinstance(keys, torch.SymInt) else min(keys, limit)  # an export with dynamic length: at most as many as the banks have
     there = torch.arange(N, device=q.device) <= query_at[:, None, :, None]  # lags, or positions, that exist
     laid_out = by_lag(scores, query_at, N) if lag else scores.narrow(3, 0, N)
     # The mixer writes into lags beyond the start, which do not exist: hence the mask after it, not only before.
@@ -98,6 +98,6 @@ def _widened(bank: Bank | None) -> Bank | None:
 
 
 def matmul_flops(queries: int, keys: int, score_heads: int, heads: int, e: int, f: int, first: int, second: int) -> int:
-    """first, second: ranks of the two banks, 0 where there is none."""
+    """first, second: ranks of the two banks, 0 if there is none."""
     pairs = 2 * queries * keys
     return pairs * (score_heads * (e + 2 * first) + heads * (f + 2 * second))

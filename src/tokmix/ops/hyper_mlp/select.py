@@ -1,4 +1,4 @@
-"""HyperMLP: the kernels where device, dtype and shape allow, the reference elsewhere."""
+"""HyperMLP: kernels if device, dtype and shape allow, else the reference."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tokmix.ops.hyper_mlp.reference import Bank
 from tokmix.ops.sizes import DEEPEST
 
 WIDEST = (128, 64)  # e and r that programs can hold on chip
-WIDEST_FLOAT32 = (64, 32)  # beyond, Triton takes minutes to compile its products of float32
+WIDEST_FLOAT32 = (64, 32)  # above this, Triton takes minutes to compile the float32 products
 
 
 def hyper_mlp(
     q: Tensor, k: Tensor, v: Tensor, query_at: Tensor | None, first: Bank | None, second: Bank | None, lag: bool, limit: int
 ) -> Tensor:
-    """The reference's contract. The kernels take whole sequences: query_at None."""
+    """Arguments and result as of the reference. The kernels take whole sequences: query_at None."""
     dtype = autocast_dtype(v) or v.dtype
     if not use_triton(v, dtype, query_at is None and _fits(q, k, v, first, second, limit, dtype)):
         return reference.hyper_mlp(q, k, v, query_at, first, second, lag, limit)
@@ -37,7 +37,7 @@ def _fits(q: Tensor, k: Tensor, v: Tensor, first: Bank | None, second: Bank | No
 
 
 def _cut(bank: Bank | None, T: int) -> tuple[Tensor | None, ...]:
-    """A bank's parts, as many lags as there are tokens."""
+    """A bank's parts, cut to as many lags as there are tokens."""
     if bank is None:
         return (None, None, None, None)
     return bank.down[:, :T], bank.up[:, :, :T], bank.diagonal[:, :T], bank.control

@@ -29,7 +29,7 @@ def features(x: Tensor) -> Tensor:
 
 
 class _Features(torch.autograd.Function):
-    """In few passes, and nothing kept but the result: the slope is 1 above 0, and the result itself below."""
+    """elu + 1 in few passes. Only the result is kept: the slope is 1 above 0 and equals the result below."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class _Features(torch.autograd.Function):
 
 def bidirectional(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q, k after the feature map (k zero at padding), all [B, H, L, e]."""
-    k = k * k.shape[2] ** -0.5  # divides out; without it the sums of a thousand tokens are too large for float16
+    k = k * k.shape[2] ** -0.5  # cancels in the division; without it, sums over a thousand tokens overflow float16
     q = q.contiguous()  # read by two products, which would copy it each time
     outer, total = k.transpose(-1, -2) @ v, k.sum(2)
     return (q @ outer) / _denominator((q * total[:, :, None]).sum(-1, keepdim=True))
@@ -53,13 +53,13 @@ def bidirectional(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def causal(q: Tensor, k: Tensor, v: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
     """As above, each token reading itself and what came before; sums are kept in the carry's dtype."""
     L, dtype = q.shape[2], carry.outer.dtype
-    # An export of any length has one chunk: quadratic in it, and nothing depends on how many would fit.
+    # An export with dynamic length has one chunk: quadratic, but independent of the number of chunks.
     chunk = L if isinstance(L, torch.SymInt) else min(CHUNK, L)
     pad = -L % chunk
     q, k, v = (x.to(dtype) for x in (q, k, v))
     if pad:  # by nothing would be a copy, whose strides compiled graphs of any length get wrong
         q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
-    # In one piece: each is read by several products, which would copy it each time.
+    # Contiguous: several products read each one and would copy it each time.
     q, k, v = (x.contiguous().unflatten(2, (-1, chunk)) for x in (q, k, v))  # [B, H, chunks, C, e]
     outer = torch.cat([carry.outer[:, :, None], k.transpose(-1, -2) @ v], dim=2).cumsum(2)  # before each chunk, and after the last
     total = torch.cat([carry.total[:, :, None], k.sum(3)], dim=2).cumsum(2)
@@ -70,7 +70,7 @@ def causal(q: Tensor, k: Tensor, v: Tensor, carry: Carry) -> tuple[Tensor, Carry
 
 
 def _denominator(below: Tensor) -> Tensor:
-    """Positive for any real token; where there is none it is zero, and so is what it divides."""
+    """Positive for any real token. Without one, it and the numerator are zero."""
     return below.clamp(min=torch.finfo(below.dtype).tiny)
 
 

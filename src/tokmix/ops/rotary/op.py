@@ -17,7 +17,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _like(x: Tensor) -> Tensor:
-    """Token by token in memory, as projections lie."""
+    """An empty tensor with tokens as the outer dimension in memory, like projections."""
     B, H, L, E = x.shape
     return torch.empty(B, L, H, E, dtype=x.dtype, device=x.device).transpose(1, 2)
 

@@ -1,4 +1,4 @@
-"""Turning pairs of channels: one kernel where device, dtype and shape allow, few passes where nobody watches, plain torch elsewhere."""
+"""Turning pairs of channels: one kernel if device, dtype and shape allow; few passes outside compilers and tracers; else plain torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rotate(x: Tensor, turned: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class _Rotated(torch.autograd.Function):
-    """Written into its result in four passes over half of the channels; the gradient is turned back."""
+    """Four passes over half of the channels, written into the result; the gradient is rotated back."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The weighted shift mix on a CPU in half the passes over memory."""
+"""The weighted shift mix on a CPU with half of the passes over memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokmix.ops.inplace import weighted
 
 
 def fits(x: Tensor, weights: list[Tensor], shifts: tuple[int, ...], places: Tensor | None) -> bool:
-    """Whole rows on a CPU, all heads with one shift."""
+    """Whether x has whole rows on a CPU and all heads have one shift."""
     return (
         x.device.type == "cpu"
         and places is None

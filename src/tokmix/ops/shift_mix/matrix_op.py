@@ -60,7 +60,7 @@ backward = KernelOp[tuple[Tensor, ...]](matrix_shift_mix_backward, "tokmix.ops.s
 
 # ---------------------------------------------------------------- gate
 class GateInputs(NamedTuple):
-    """Of `gate_shift_mix`, in order."""
+    """Arguments of `gate_shift_mix`, in order."""
 
     x: Tensor
     weight: Tensor

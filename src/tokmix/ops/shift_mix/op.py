@@ -1,7 +1,7 @@
 """Shift mixing with weights a channel or a head as custom ops, with and without a LayerNorm before and a residual around it.
 
-Importing this needs torch alone; the kernels are loaded when an op first runs. Every op ends with where the partners of a token
-stand: shift (of all heads), table [H] (where heads have shifts of their own) and places [2, B, T] (where sequences end).
+Importing this needs torch alone; the kernels are loaded when an op first runs. The last arguments of every op say where a
+token's partners are: shift (of all heads), table [H] (if heads have different shifts) and places [2, B, T] (where sequences end).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def like(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _per_weight(channels: Tensor, a: Tensor, count: int) -> Gradients:
-    """Gradients per channel [n, D] -> one for each weight, [H, e] or [H, 1], and None for a third one that is not there."""
+    """Gradients per channel [n, D] -> one for each weight, [H, e] or [H, 1], and None for an absent third one."""
     heads, width = a.shape
     grouped = channels.unflatten(1, (heads, -1))
     if width != grouped.shape[2]:
@@ -28,12 +28,12 @@ def _per_weight(channels: Tensor, a: Tensor, count: int) -> Gradients:
 
 
 class Nothing(NamedTuple):
-    """Nothing made in the forward pass is kept."""
+    """The forward pass saves no intermediate tensors."""
 
 
 # ---------------------------------------------------------------- weighted: ab and vector
 class Inputs(NamedTuple):
-    """Of `shift_mix`, in order. c is None where tokens have earlier partners alone."""
+    """Arguments of `shift_mix`, in order. c is None if tokens have only earlier partners."""
 
     x: Tensor
     a: Tensor
@@ -90,7 +90,7 @@ backward = KernelOp[tuple[Tensor, ...]](shift_mix_backward, "tokmix.ops.shift_mi
 
 # ---------------------------------------------------------------- LayerNorm, weighted, residual
 class NormInputs(NamedTuple):
-    """Of `norm_shift_mix`, in order."""
+    """Arguments of `norm_shift_mix`, in order."""
 
     x: Tensor
     a: Tensor

@@ -11,9 +11,9 @@ from torch import Tensor
 
 
 def shifted(x: Tensor, distance: int) -> Tensor:
-    """x [B, L, ...] moved `distance` places later (earlier where negative), zeros moving in."""
+    """x [B, L, ...] moved `distance` places later (earlier if negative), filled with zeros."""
     L = x.shape[1]
-    if isinstance(L, torch.SymInt):  # an export of any length: nothing may depend on how far a shift reaches
+    if isinstance(L, torch.SymInt):  # export with dynamic length: no branch may depend on the length
         ends = (distance, 0) if distance >= 0 else (0, -distance)
         padded = F.pad(x, (*(0, 0) * (x.dim() - 2), *ends))
         return padded.narrow(1, 0 if distance >= 0 else -distance, L)
@@ -69,7 +69,7 @@ def step_partners(x: Tensor, ring: Tensor, position: Tensor, counts: Tensor, shi
     B, L, e = x.shape
     both = torch.cat([ring, x], dim=1)
     steps = torch.arange(L, device=x.device)
-    # The partner of new token i stands in x where i >= shift, else in the ring, shift places before position + i.
+    # The partner of new token i is in x if i >= shift, else in the ring at position + i - shift.
     source = torch.where(steps >= shift, steps, (position[:, None] + steps) % shift)
     last = (position + counts)[:, None] - 1
     slots = torch.arange(shift, device=x.device)
@@ -80,8 +80,8 @@ def step_partners(x: Tensor, ring: Tensor, position: Tensor, counts: Tensor, shi
 
 
 def exchange_(x: Tensor, ring: Tensor, position: Tensor, new: Tensor | None, advance: bool) -> Tensor:
-    """Decoding in place, one head and one token a row: x [B, 1, e] takes its partner's place in ring [B, shift, e], and the
-    partner is handed back, [B, 1, e]. new [B]: which rows have a token; where `advance`, their position goes on by one."""
+    """Decoding in place, one head and one token a row: x [B, 1, e] replaces its partner in ring [B, shift, e]; the partner
+    is returned, [B, 1, e]. new [B]: which rows have a token; advance: their position increases by one."""
     rows = torch.arange(x.shape[0], device=x.device)
     slots = position % ring.shape[1]
     other = ring[rows, slots]

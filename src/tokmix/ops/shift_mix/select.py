@@ -1,4 +1,4 @@
-"""Shift mixing on x [B, T, D] as it stands, padded or packed: a kernel where there is one, plain torch elsewhere.
+"""Shift mixing on x [B, T, D] in its own layout, padded or packed: a kernel if there is one, else plain torch.
 
 shifts   of each of the H heads
 places   where sequences end, see `tokmix.core.token_offsets`; None = every row is one whole sequence
@@ -27,7 +27,7 @@ def shift_mix(x: Tensor, weights: list[Tensor], shifts: tuple[int, ...], *, plac
         return inplace.shift_mix(x.unflatten(-1, (len(shifts), -1)), weights, shifts[0]).flatten(2)
     heads = _real(x, places).unflatten(-1, (len(shifts), -1))  # [B, T, H, e]
     y = reference.weighted(heads, _others(heads, shifts, places, len(weights) == 3), weights).flatten(2)
-    return _real(y, places)  # zero it is already, but a NaN that flows back there would reach the weights' gradients
+    return _real(y, places)  # it is zero already, but a NaN that flows back there would reach the weights' gradients
 
 
 def norm_shift_mix(
@@ -49,9 +49,9 @@ def norm_shift_mix(
 
 
 def has_norm_kernel(x: Tensor, weights: list[Tensor], gain: Tensor) -> bool:
-    """Whether `norm_shift_mix` of x runs a kernel that gives what a LayerNorm and `shift_mix` would, in the same dtype."""
+    """Whether `norm_shift_mix` of x runs a kernel with the result and dtype of a LayerNorm and `shift_mix`."""
     same = x.dtype == weights[0].dtype == gain.dtype
-    # Under autocast a LayerNorm's result is float32 whatever came in.
+    # Under autocast a LayerNorm's result is always float32.
     return same and (autocast_dtype(x) is None or x.dtype == torch.float32) and _fits_norm(x, weights)
 
 
@@ -142,7 +142,7 @@ def _three(weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def _table(x: Tensor, shifts: tuple[int, ...]) -> Tensor | None:
-    """The shifts as int32 [H] on x's device, None where all are the same."""
+    """The shifts as int32 [H] on x's device; None if all are the same."""
     if len(set(shifts)) == 1:
         return None
     lasting = unwatched((x,)) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
@@ -150,7 +150,7 @@ def _table(x: Tensor, shifts: tuple[int, ...]) -> Tensor | None:
 
 
 def _new_table(shifts: tuple[int, ...], device: torch.device) -> Tensor:
-    # Written by the device itself: a copy from the host would wait for it, and cannot be part of a CUDA graph.
+    # Written by the device itself: a copy from the host would make it wait, and cannot be part of a CUDA graph.
     return torch.cat([torch.full((1,), shift, dtype=torch.int32, device=device) for shift in shifts])
 
 
@@ -161,12 +161,12 @@ def _cached_table(shifts: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def _real(x: Tensor, places: Tensor | None) -> Tensor:
-    """x with zeros at padding, whatever stood there."""
+    """x with zeros at padding."""
     return x if places is None else torch.where(places[0, :, :, None] >= 0, x, 0)
 
 
 def _others(x: Tensor, shifts: tuple[int, ...], places: Tensor | None, both_ways: bool) -> list[Tensor]:
-    """The partners of x [B, T, H, e], zero where they stand outside of the token's own sequence."""
+    """The partners of x [B, T, H, e]; zero if they are outside of the token's own sequence."""
     far = shifts[0] if len(set(shifts)) == 1 else torch.tensor(shifts, device=x.device)[:, None]
     others = []
     for way, sign in enumerate((1, -1) if both_ways else (1,)):

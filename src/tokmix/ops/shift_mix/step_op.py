@@ -10,7 +10,7 @@ from tokmix.ops.shift_mix.op import like
 
 
 def result_dtype(x: Tensor, ring: Tensor, weights: list[Tensor], gate: Tensor | None) -> torch.dtype:
-    """What torch would promote them to."""
+    """The dtype that torch would promote these tensors to."""
     dtype = torch.promote_types(x.dtype, ring.dtype)
     for more in (*weights, *([] if gate is None else [gate])):
         dtype = torch.promote_types(dtype, more.dtype)

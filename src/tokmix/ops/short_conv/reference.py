@@ -1,4 +1,4 @@
-"""What the short convolution is, in plain torch."""
+"""The short convolution in plain torch."""
 
 from __future__ import annotations
 

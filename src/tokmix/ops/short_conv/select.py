@@ -1,4 +1,4 @@
-"""The short convolution: kernels where device, dtype and shape allow; in place outside compilers and tracers; else plain torch."""
+"""The short convolution: kernels if device, dtype and shape allow; in place outside compilers and tracers; else plain torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST = 8  # taps that a program keeps the sums of
 
 
 def short_conv(x: Tensor, weight: Tensor, before: Tensor | None = None) -> Tensor:
-    """The reference's contract."""
+    """Arguments and result as of the reference."""
     alike = before is None and x.dtype == weight.dtype and x.numel() > 0
     if use_triton(x, x.dtype, alike and weight.shape[1] <= MOST):
         return op.forward.entry(x, weight)(x, weight)
@@ -23,5 +23,5 @@ def short_conv(x: Tensor, weight: Tensor, before: Tensor | None = None) -> Tenso
 
 
 def in_place(x: Tensor, weight: Tensor) -> Tensor:
-    """Whole rows in a third of the passes over memory."""
+    """For whole rows, with a third of the passes over memory."""
     return weighted(x, range(weight.shape[1]), weight.unbind(1)[::-1])

@@ -1,4 +1,4 @@
-"""Kernels of block-causal HyperMixing, beside `write` and `join` of chunked_scan.py, which they share with the exact scan.
+"""Kernels of block-causal HyperMixing. `write` and `join` of chunked_scan.py are shared with the exact scan.
 
     y_t = Λ_t s_t/s_b GELU(s_b H_b)ᵀ o_t  +  ½ s_t Σ_{b<u≤t} Λ_t/Λ_u (w_u · o_t) v_u        b the last border before t, s_t given
 
@@ -27,7 +27,7 @@ from tokmix.ops.kernels.rounding import operand, store_rounded
 
 @triton.jit
 def place(at, chunk, L, CHUNK: tl.constexpr):
-    """Of a block: its first token and how many it has, and where it begins in [B, H, L]."""
+    """A block's first token, its number of tokens, and its offset in [B, H, L]."""
     begin = chunk * CHUNK
     return begin, tl.minimum(L - begin, CHUNK), at.to(tl.int64) * L + begin
 
@@ -89,7 +89,7 @@ def block_border(
     K: tl.constexpr, E: tl.constexpr, KP: tl.constexpr, EP: tl.constexpr, CHUNK: tl.constexpr,
     KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What a block asks of its start, into the end of the block before; and the gradient of s_b as far as it is in G."""
+    """The gradient of a block's start state, written to the end of the block before, and G's part of the gradient of s_b."""
     at, chunk = tl.program_id(0) // (chunks - 1), tl.program_id(0) % (chunks - 1) + 1
     piece = at.to(tl.int64) * chunks + chunk
     tokens, ks, es = tl.arange(0, CHUNK), tl.arange(0, KP), tl.arange(0, EP)
@@ -139,7 +139,7 @@ def block_backward(
     dy = operand(dy_wide, KIND)
     scale = tl.load(SCALE + flat + tokens, mask=in_t, other=0.0)
     fade, kept = fades(LOG, tokens, count)
-    # the own block
+    # the block itself
     scores = tl.dot(o, tl.trans(w), input_precision=PRECISION)
     dscores = tl.dot(dy, tl.trans(v), input_precision=PRECISION) * kept * 0.5  # R ⊙ M, without s_t
     met = dscores * scores
@@ -152,7 +152,7 @@ def block_backward(
     do = tl.dot(dscores, w, input_precision=PRECISION)
     dw = tl.dot(tl.trans(dscores), o, input_precision=PRECISION)
     dv = tl.dot(tl.trans(operand(scores * kept * (0.5 * scale)[:, None], KIND)), dy, input_precision=PRECISION)
-    # what later blocks ask of the state behind this one
+    # gradient of the state after this block, from later blocks
     end = tl.load(ENDS + cell, mask=inside, other=0.0)
     narrow_end = operand(end, KIND)
     dw_after = tl.dot(v, tl.trans(narrow_end), input_precision=PRECISION)
@@ -165,7 +165,7 @@ def block_backward(
         dlog += tl.cumsum(passed, 0) - passed
     dw += dw_after
     dv += dv_after
-    # what came before it
+    # from the state before it
     if chunk > 0:
         border = tl.load(SCALE + flat - 1)
         h = tl.load(STARTS + cell, mask=inside, other=0.0)

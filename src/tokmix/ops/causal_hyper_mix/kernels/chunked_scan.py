@@ -39,7 +39,7 @@ def write(
     W, V, LOG, REAL, STARTS, KEPT, L, chunks, heads, w_batch, w_head, w_row, v_batch, v_head, v_row,
     K: tl.constexpr, E: tl.constexpr, KB: tl.constexpr, EP: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What one chunk adds to the state, into the start of the next, and how much it keeps of what it finds."""
+    """What one chunk adds to the state, written to the start of the next, and the share of the state that it keeps."""
     at, chunk = tl.program_id(0) // chunks, tl.program_id(0) % chunks
     tokens = tl.arange(0, CHUNK)
     ks, es = tl.program_id(1) * KB + tl.arange(0, KB), tl.arange(0, EP)

@@ -1,4 +1,4 @@
-"""What the kernels of the causal scan share: GELU, rows of a chunk, one step of the state."""
+"""Shared by the kernels of the causal scan: GELU, rows of a chunk, one step of the state."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def load(at, there, EVEN: tl.constexpr):
 
 @triton.jit
 def start(at, heads, batch_stride, head_stride, row_stride, token):
-    """Where a token's row of a [B, H, L, n] tensor begins; at counts batch and head together."""
+    """Offset of a token's row in a [B, H, L, n] tensor; at: index over batch and head."""
     return (at // heads).to(tl.int64) * batch_stride + (at % heads).to(tl.int64) * head_stride + token.to(tl.int64) * row_stride
 
 

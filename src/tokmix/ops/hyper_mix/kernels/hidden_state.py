@@ -1,4 +1,4 @@
-"""Kernels between HyperMixing's passes over the tokens: what a sequence's sums become, a program for each head of each.
+"""Kernels between HyperMixing's passes over the tokens: they process a sequence's sums, one program per sequence and head.
 
     S = scale (V_1ᵀ M + c_1 m)    G = readout GELU(S)    Q = V_2 G,  r = c_2 G
     dG = V_2ᵀ dQ + c_2 dr         dS = scale readout dG ⊙ GELU'(S)    dM = V_1 dS,  dm = c_1 dS
@@ -22,7 +22,7 @@ from tokmix.ops.kernels.rounding import operand, store_rounded
 
 @triton.jit
 def outer(V, C, head, cols, units, E: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr):
-    """Some columns of a head's V [H, E, K], and of its c [H, K] as [BK, 1] in float32, zero where there is none."""
+    """Some columns of a head's V [H, E, K], and of its c [H, K] as [BK, 1] in float32, zero if there is none."""
     there = (cols < E)[:, None] & (units < K)[None, :]
     v = operand(tl.load(V + (head * E + cols)[:, None] * K + units[None, :], mask=there, other=0.0), KIND)
     if C is None:
@@ -34,7 +34,7 @@ def outer(V, C, head, cols, units, E: tl.constexpr, K: tl.constexpr, KIND: tl.co
 
 @triton.jit
 def factor(SCALE, sequence, SINGLE: tl.constexpr):
-    """A sequence's number from SCALE [S], or the one of all from [1]; one without any."""
+    """A sequence's factor from SCALE [S], or the common one from [1]; 1 without SCALE."""
     if SCALE is None:
         value = 1.0
     elif SINGLE:

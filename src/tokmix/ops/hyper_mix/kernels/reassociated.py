@@ -50,7 +50,7 @@ def gelu_and_slope(x, KIND: tl.constexpr):
 
 @triton.jit
 def add_rows(total, x, ones, PRECISION: tl.constexpr):
-    """total [16, C] plus the sum of x's rows in each of its rows: a product with ones is quicker than a reduction."""
+    """total [16, C] plus the sum of x's rows in each of its rows: a product with ones is faster than a reduction."""
     return tl.dot(ones, x, total, input_precision=PRECISION)
 
 
@@ -71,7 +71,7 @@ def piece(TABLE, T, size, per_sequence):
 
 @triton.jit
 def start(begin, T, batch_stride, row_stride):
-    """Where a flat row of a [B, T, D] tensor begins. A piece never crosses from one row of the batch into the next."""
+    """Offset of a flat row of a [B, T, D] tensor. A piece never crosses from one row of the batch into the next."""
     b = begin // T
     return b.to(tl.int64) * batch_stride + (begin - b * T).to(tl.int64) * row_stride
 
@@ -99,7 +99,7 @@ def block(P, sequence, sequences, head, cols, E: tl.constexpr, ROWS: tl.constexp
 
 @triton.jit
 def channel(W, head, cols, E: tl.constexpr):
-    """A head's part of a vector [H, E] in float32, [1, C]; zero where there is no such vector."""
+    """A head's part of a vector [H, E] in float32, [1, C]; zero if there is no such vector."""
     if W is None:
         values = tl.zeros([1, cols.shape[0]], tl.float32)
     else:
@@ -154,7 +154,7 @@ def state(
 def add_pieces(
     PART, FIRST, OUT, per_sequence, heads, sequences, E: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Sums over pieces: PART [C, H, ROWS, E] -> OUT [H, ROWS, S, E]. AT_ONCE: pieces that are waited for together."""
+    """Sums over pieces: PART [C, H, ROWS, E] -> OUT [H, ROWS, S, E]. AT_ONCE: pieces loaded together."""
     sequence, head = tl.program_id(0), tl.program_id(1)
     if FIRST is None:
         low, high = sequence * per_sequence, (sequence + 1) * per_sequence
@@ -177,7 +177,7 @@ def output(
     H: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
     KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """H_2 Q + r of one piece and head. REAL, where given, is set to 1 at the rows that were written."""
+    """H_2 Q + r of one piece and head. REAL, if given, is set to 1 for the rows that were written."""
     head = tl.program_id(1)
     sequence, begin, count = piece(TABLE, T, size, per_sequence)
     cols = tl.arange(0, EP)
@@ -242,7 +242,7 @@ def state_backward(
     H: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
     KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """From [dM; dm]: this piece's and head's [dU_1; db_1], dv, and the rest of dx, added to what stands there."""
+    """From [dM; dm]: this piece's and head's [dU_1; db_1], dv, and the rest of dx, which is added to dx."""
     head = tl.program_id(1)
     sequence, begin, count = piece(TABLE, T, size, per_sequence)
     cols = tl.arange(0, EP)
@@ -287,7 +287,7 @@ def tied_backward(
     H: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
     KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of one net for both: from dz and [dM; dm] this piece's and head's [dU; db], dx and dv. DX may be DZ itself."""
+    """For one net in both places: from dz and [dM; dm] this piece's and head's [dU; db], dx and dv. DX may be DZ itself."""
     head = tl.program_id(1)
     sequence, begin, count = piece(TABLE, T, size, per_sequence)
     cols = tl.arange(0, EP)

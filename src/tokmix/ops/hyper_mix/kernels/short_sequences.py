@@ -55,7 +55,7 @@ def short_forward(
     H: tl.constexpr, E: tl.constexpr, K: tl.constexpr, ONE_SCALE: tl.constexpr, ONE_READOUT: tl.constexpr,
     BN: tl.constexpr, BE: tl.constexpr, BK: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """W2 None: the same as W1. REAL, where given, is set to 1 at the rows that hold a token."""
+    """W2 None: the same as W1. REAL, if given, is set to 1 for the rows that hold a token."""
     head = tl.program_id(1)
     sequence, begin, count = span(TABLE, T)
     scale, readout = factor(SCALE, sequence, ONE_SCALE), factor(READOUT, sequence, ONE_READOUT)

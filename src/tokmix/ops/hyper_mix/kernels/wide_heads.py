@@ -62,7 +62,7 @@ def gelu_backward(
 
 @triton.jit
 def two_factors(EXACT, BOTH, total, WIDTH, BR: tl.constexpr, BD: tl.constexpr):
-    """EXACT [total, WIDTH] -> BOTH [total, 2 WIDTH]: each number's nearest, and what it lacks."""
+    """EXACT [total, WIDTH] -> BOTH [total, 2 WIDTH]: each number rounded, and its rounding error."""
     rows = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
     cols = tl.program_id(1) * BD + tl.arange(0, BD)
     there = (rows < total) & (cols < WIDTH)[None, :]
@@ -91,7 +91,7 @@ def sum_tokens(X, OUT, T, size, batch_stride, row_stride, D: tl.constexpr, BR: t
 
 @triton.jit
 def spread(VECTOR, OUT, T, D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr):
-    """Every row of a sequence is its vector: VECTOR [B, D], OUT [B, T, D]."""
+    """Copy a sequence's vector to all of its rows: VECTOR [B, D], OUT [B, T, D]."""
     b = tl.program_id(2)
     rows = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
     cols = tl.program_id(1) * BD + tl.arange(0, BD)
@@ -164,7 +164,7 @@ def norm_backward(
 
 @triton.jit
 def per_row(VECTOR, sequence, channel, there, H: tl.constexpr, E: tl.constexpr):
-    """From [B, H * E] in float32 the number of each row of a per-sequence matrix, [R, 1]; zero without a vector."""
+    """For each row of a per-sequence matrix its number from [B, H * E] in float32, [R, 1]; zero without a vector."""
     values = tl.zeros(channel.shape, tl.float32)
     if VECTOR is not None:
         values = tl.load(VECTOR + sequence * (H * E) + channel, mask=there, other=0.0)
@@ -173,7 +173,7 @@ def per_row(VECTOR, sequence, channel, there, H: tl.constexpr, E: tl.constexpr):
 
 @triton.jit
 def factor(SCALE, sequence, there, SINGLE: tl.constexpr):
-    """The number of each row's sequence from SCALE [B], or the one of all from [1]; one without any."""
+    """The factor of each row's sequence from SCALE [B], or the common one from [1]; 1 without SCALE."""
     values = tl.full(sequence.shape, 1.0, tl.float32)
     if SCALE is not None:
         values = tl.load(SCALE + (sequence * 0 if SINGLE else sequence), mask=there, other=0.0)

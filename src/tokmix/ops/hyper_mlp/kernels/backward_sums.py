@@ -18,7 +18,7 @@ from tokmix.ops.hyper_mlp.kernels.tiles import controlled, product, rows, start,
 
 @triton.jit
 def put_sums(DOWN, UP, DIAGONAL, down, up, diagonal, at, tile, tiles, R: tl.constexpr, RP: tl.constexpr, SIDE: tl.constexpr):
-    """Adds to [..., tiles SIDE, R] and [..., tiles SIDE]; at counts what stands before the tiles."""
+    """Add to [..., tiles SIDE, R] and [..., tiles SIDE]; at: index over the dimensions before the tiles."""
     r, cols = tl.arange(0, SIDE), tl.arange(0, RP)[None, :]
     first = (at.to(tl.int64) * tiles + tile) * SIDE
     spot = first * R + r[:, None] * R + cols

@@ -1,4 +1,4 @@
-"""What the kernels of HyperMLP share: a tile of scores by lag, and the banks' products with it.
+"""Shared by the kernels of HyperMLP: a tile of scores by lag, and the banks' products with it.
 
 A tile holds SIDE queries and as many lags: query c SIDE + a, lag m SIDE + l. So one tile of the banks serves it, but its keys
 lie in two tiles of keys. The queries' product with the tile of keys c - m, row a rotated until column l holds the key
@@ -53,7 +53,7 @@ def product(x, y, HOW: tl.constexpr):
 # ---------------------------------------------------------------- access
 @triton.jit
 def start(X, at, heads, batch_stride, head_stride):
-    """Where a sequence's head of a [B, H, T, n] tensor begins; at counts sequences and heads together."""
+    """Offset of a sequence's head in a [B, H, T, n] tensor; at: index over sequences and heads."""
     return X + (at // heads).to(tl.int64) * batch_stride + (at % heads).to(tl.int64) * head_stride
 
 
@@ -119,7 +119,7 @@ def near_half(SIDE: tl.constexpr):
 
 @triton.jit
 def there(x, c, m, SIDE: tl.constexpr):
-    """Zero where there is no key that a query may see."""
+    """Zero if there is no key that a query may see."""
     return tl.where((m < c) | near_half(SIDE), x, 0.0)
 
 
@@ -152,7 +152,7 @@ def begun(
     q, q2, K, K2, tile, T, k_row, E: tl.constexpr, EP: tl.constexpr, SIDE: tl.constexpr, GLU: tl.constexpr, LAG: tl.constexpr,
     VALUES: tl.constexpr,
 ):  # fmt: skip
-    """What a walk begins with: the products with a tile of keys, of both sets of scores for HyperGLU."""
+    """The start of a walk: the products with a tile of keys, for both sets of scores of HyperGLU."""
     newer = scored(q, K, tile, T, k_row, E, EP, SIDE, LAG, VALUES)
     newer2 = newer
     if GLU:
@@ -165,7 +165,7 @@ def walked(
     newer, newer2, q, q2, K, K2, c, m, T, k_row, E: tl.constexpr, EP: tl.constexpr, SIDE: tl.constexpr, GLU: tl.constexpr,
     LAG: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Tile m of both sets of scores, and the products that the next one begins with."""
+    """Tile m of both sets of scores, and the products for the start of the next tile."""
     older, older2 = begun(q, q2, K, K2, c - m - 1 if LAG else m, T, k_row, E, EP, SIDE, GLU, LAG, VALUES)
     z = tile_of(newer, older, c, m, SIDE, LAG)
     z2 = z

@@ -1,4 +1,4 @@
-"""Kernels of the gated shift mix: everything around one matrix product, which is left to the library's own.
+"""Kernels of the gated shift mix: everything except the matrix product, which is the library's.
 
     p = W x  (product)        g = sigmoid(p + c),  z = x_{t-s}, or the mean of x_{t-s} and x_{t+s}
     y = z + g ⊙ (x - z)
@@ -28,7 +28,7 @@ TILE = 1024  # channels of a program
 
 @triton.jit
 def by_head(rows, cols, total, E: tl.constexpr):
-    """Where elements of [B, T, D] stand in [H, B * T, E]."""
+    """Offsets of elements of [B, T, D] in [H, B * T, E]."""
     return (cols // E)[None, :].to(tl.int64) * total * E + rows.to(tl.int64) * E + (cols % E)[None, :]
 
 

@@ -26,7 +26,7 @@ TILE = 1024  # channels of a program
 
 @triton.jit
 def placed(rows, cols, total, E: tl.constexpr, N: tl.constexpr):
-    """Where the first of N sources of elements of [B, T, D] stands in [H, B * T, N * E]."""
+    """Offsets in [H, B * T, N * E] of the first of N sources of elements of [B, T, D]."""
     return (cols // E)[None, :].to(tl.int64) * total * (N * E) + rows.to(tl.int64) * (N * E) + (cols % E)[None, :]
 
 

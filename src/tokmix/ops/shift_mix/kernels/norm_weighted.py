@@ -37,7 +37,7 @@ BACKWARD = (1, 1, 8, 4)
 
 @triton.jit
 def row_moments(X, MEAN, RSTD, total, T, batch_stride, row_stride, eps, D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr):
-    """Mean and 1 / standard deviation of each row, for heads whose partners stand in different rows."""
+    """Mean and 1 / standard deviation of each row, for heads whose partners are in different rows."""
     rows = tl.program_id(0) * BR + tl.arange(0, BR)
     cols = tl.arange(0, BD)
     wide = (cols < D)[None, :]

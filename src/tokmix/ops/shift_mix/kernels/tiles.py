@@ -1,7 +1,7 @@
-"""What the kernels of shift mixing share: rows of a [B, T, D] tensor, and where the partners of a row stand.
+"""Shared by the kernels of shift mixing: rows of a [B, T, D] tensor, and the offsets of a row's partners.
 
-Where sequences end is told by `places` [2, B, T]: how many tokens of its own sequence stand before and after each
-token, -1 at padding. Without it every row is one whole sequence.
+`places` [2, B, T] holds how many tokens of its own sequence come before and after each token, -1 at padding. Without
+it every row is one whole sequence.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tokmix.ops.sizes import cdiv
 
 @triton.jit
 def offsets(rows, T, batch_stride, row_stride):
-    """Where flat rows of a [B, T, D] tensor begin, [R, 1]."""
+    """Offsets of flat rows of a [B, T, D] tensor, [R, 1]."""
     return ((rows // T).to(tl.int64) * batch_stride + (rows % T).to(tl.int64) * row_stride)[:, None]
 
 
 @triton.jit
 def neighbours(PLACES, rows, total, T):
-    """How many tokens of its own sequence stand before and after each row, [R, 1] each; -1 where none stands."""
+    """How many tokens of its own sequence come before and after each row, [R, 1] each; -1 at padding."""
     inside = rows < total
     if PLACES is None:
         before = tl.where(inside, rows % T, -1)
@@ -73,7 +73,7 @@ def optional_contiguous(x: Tensor | None) -> Tensor | None:
 
 
 def turns_and_programs(x: Tensor, rows: int, per_processor: int) -> tuple[int, int]:
-    """How often each of how many programs takes so many rows to walk over all of x [B, T, D]."""
+    """(turns, programs) so that programs with this many rows per turn cover x [B, T, D]."""
     blocks = cdiv(x.shape[0] * x.shape[1], rows)
     turns = cdiv(blocks, processors(x.device) * per_processor)
     return turns, cdiv(blocks, turns)

@@ -4,7 +4,7 @@
     dx_t = a ⊙ dy_t + b ⊙ dy_{t+s} (+ c ⊙ dy_{t-s})
     da   = Σ dy_t ⊙ x_t,  db = Σ dy_{t+s} ⊙ x_t,  dc = Σ dy_{t-s} ⊙ x_t
 
-Bandwidth is all that counts: each tensor moves through memory once, and a partner row comes from L2, because programs
+Only bandwidth matters: each tensor moves through memory once, and a partner row comes from L2, because programs
 walk over the rows side by side. Each program sums the weights' gradients over its rows; those sums are added after,
 so that there are no atomics and every run gives the same bits.
 """
