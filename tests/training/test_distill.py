@@ -191,9 +191,9 @@ def test_targets_are_the_teachers_states(teacher: Path, prose_run: tokmix.Run) -
     batches = task.train_batches(World())
     batch = next(one for one in (batches.batch(0, step) for step in range(9)) if one.segments is None and len(one.ids) == 8)
     parts = list(task.pieces(batch))
-    assert [ids.shape[1] for ids, _, _ in parts] == [64, 16, 8] and sum(ids.numel() for ids, _, _ in parts) == batch.ids.numel()
+    assert [ids.shape[1] for ids, _ in parts] == [64, 8] and sum(ids.numel() for ids, _ in parts) == batch.ids.numel()
     roles = task.card.tokenizer["roles"]
-    for ids, hidden, segments in parts:
+    for ids, segments in parts:
         assert (ids[:, 0] == roles["cls"]).all() and (ids[:, -1] == roles["sep"]).all() and segments is None
         assert not torch.isin(ids, torch.tensor([roles["mask"], roles["eot"]])).any()  # the teacher reads the whole text
         with torch.inference_mode():
@@ -201,6 +201,7 @@ def test_targets_are_the_teachers_states(teacher: Path, prose_run: tokmix.Run) -
         last, middle = task.wanted(ids, None)
         torch.testing.assert_close(last, states[-1] @ task.scales.directions)
         torch.testing.assert_close(middle * task.scales.deviation + task.scales.mean, states[1])
+        hidden = torch.rand(ids.shape) < 0.5
         given = Mock(return_value=(last, middle))
         found = task.errors(given, ids, hidden, None)
         assert float(found[0]) == 0 and float(found[1]) == 0  # the teacher itself would be right
@@ -217,9 +218,8 @@ def test_padding_changes_no_target(teacher: Path, prose_run: tokmix.Run) -> None
     for one, other in zip(alone, beside, strict=True):
         torch.testing.assert_close(one[0], other[0, :7])
     model = task.build(torch.device("cpu"))
-    hidden = torch.zeros(2, 12, dtype=torch.bool)
-    whole = task.errors(model, ids, hidden, Segments.padded(torch.tensor([7, 12]), 12))
-    pieces = [task.errors(model, ids[:1, :7], hidden[:1, :7], None), task.errors(model, ids[1:], hidden[1:], None)]
+    whole = task.errors(model, ids, None, Segments.padded(torch.tensor([7, 12]), 12))
+    pieces = [task.errors(model, ids[:1, :7], None, None), task.errors(model, ids[1:], None, None)]
     for place in (0, 1):
         torch.testing.assert_close(whole[place], pieces[0][place] + pieces[1][place])
 

@@ -1,12 +1,12 @@
 """A student learns a teacher's hidden states of a running text: each token's last state, and one from the middle of both models.
 
-    window [CLS] ... [SEP] ─> teacher ─> last layer [T, E] ─> the D directions it varies most in ─> wanted  [T, D]
-                                      ─> middle layer [T, E], each channel at mean 0 and deviation 1 ─> wanted  [T, E]
-    the same, some hidden  ─> student ─> last layer [T, D] ─────────────────────────────────────────> squared error
-                                      ─> middle layer ─> linear ("hint", dropped after training) ───> squared error
+    window [CLS] ... [SEP] ─> teacher ─> last layer [T, E] ─> the D directions it varies most in, at scale 1 ─> wanted [T, D]
+                                      ─> middle layer [T, E], each channel at mean 0 and deviation 1 ──> wanted [T, E]
+    the same, some hidden  ─> student ─> last layer [T, D] ─────────────────────────────────────────────────> squared error
+                                      ─> middle layer ─> linear ("hint", dropped after training) ───────────> squared error
 
 The student sees less than the teacher, so it also learns to find what a hidden token says. Texts that a model is used for are short,
-so half of the windows of a batch are cut into pieces of a quarter and of an eighth of the length.
+so half of the windows of a batch are cut into pieces of an eighth of the length.
 
 The mean of the student's tokens then points where the teacher's sentence embedding does, up to the directions that were left out.
 """
@@ -27,7 +27,6 @@ from tokmix.core.model import Model, ModelConfig
 from tokmix.core.optional import np
 from tokmix.core.seeds import seeded
 from tokmix.core.segments import Segments
-from tokmix.data.batches.mask import IGNORE, Masking
 from tokmix.data.batches.rows import Batch, Batches
 from tokmix.data.tokens import TokenFiles
 from tokmix.training.checkpoint import load_tensors, save_tensors
@@ -40,7 +39,7 @@ from tokmix.training.task import TrainingTask
 SHARE = 0.15  # of the tokens that the student does not see
 SAMPLE = 20_000  # tokens that tell the means, deviations and directions of the teacher's states
 HINT = 0.3  # weight of the middle layer beside the last one
-CUTS = (1, 1, 4, 8)  # into how many pieces the windows of each quarter of a batch are cut
+CUTS = (1, 8)  # into how many pieces the windows of each half of a batch are cut
 SHORTEST = 8  # tokens of a piece
 
 
@@ -66,8 +65,7 @@ class Student(Model):
 class Scales:
     """What is known of the teacher's states before training, on the device."""
 
-    directions: Tensor  # [E, D], orthonormal
-    size: Tensor  # []: mean squared length of a last state in these directions
+    directions: Tensor  # [E, D], orthogonal; the last states in these directions have a mean square of 1
     mean: Tensor  # [E], of the middle layer
     deviation: Tensor  # [E]
 
@@ -79,7 +77,7 @@ class DistillTokens(TrainingTask):
         if settings.train.documents:
             raise ValueError("train.documents would cut windows where the teacher reads on: leave it out")
         super().__init__(files, settings)
-        self.masking = Masking(self.card, SHARE if self.train.mask is None else self.train.mask, self.train.seed, always=True)
+        self.share = SHARE if self.train.mask is None else self.train.mask
 
     def before(self, world: World, quiet: bool) -> None:
         assert self.train.teacher is not None
@@ -112,7 +110,8 @@ class DistillTokens(TrainingTask):
     def _write_scales(self, world: World) -> None:
         batches, last, middle, count = self.train_batches(world), [], [], 0
         for step in range(batches.steps(0)):
-            ids, segments, _ = self.read(batches.batch(0, step).to(world.device))
+            batch = batches.batch(0, step).to(world.device)
+            ids, segments = self.read(batch), batch.segments
             states = self.reader.states(ids, segments)
             real = torch.ones_like(ids, dtype=torch.bool) if segments is None else segments.mask
             last.append(states[-1][real].double().cpu())
@@ -122,8 +121,8 @@ class DistillTokens(TrainingTask):
                 break
         ends, inner = torch.cat(last), torch.cat(middle)
         directions = torch.linalg.eigh(ends.T @ ends).eigenvectors.flip(1)[:, : self.config.dim]
-        size = (ends @ directions).square().sum(1).mean()
-        found = {"directions": directions, "size": size, "mean": inner.mean(0), "deviation": inner.std(0).clamp_min(1e-6)}
+        directions /= (ends @ directions).square().mean().sqrt()
+        found = {"directions": directions, "mean": inner.mean(0), "deviation": inner.std(0).clamp_min(1e-6)}
         save_tensors(self._path, {name: value.float() for name, value in found.items()}, {"teacher": self.reader.card()["sha256"]})
 
     def build(self, device: torch.device) -> Model:
@@ -152,12 +151,10 @@ class DistillTokens(TrainingTask):
         hint = 3 * 2 * length * self.config.dim * self.reader.width
         return model.cost(length).training + hint + 2 * self.reader.parameters * length
 
-    def read(self, batch: Batch) -> tuple[Tensor, Segments | None, Tensor]:
-        """-> (ids [B, T] of the text, each window between [CLS] and [SEP]; segments; which ids the student does not see)"""
-        hidden = batch.targets != IGNORE
-        ids, roles = torch.where(hidden, batch.targets, batch.ids), self.card.tokenizer["roles"]
-        ids = torch.where(ids == roles["eot"], roles["sep"], ids)  # the end of a text is a token that the teacher does not know
-        return self._framed(ids, batch.segments), batch.segments, hidden
+    def read(self, batch: Batch) -> Tensor:
+        """ids [B, T] of the text, each window between [CLS] and [SEP]. The end of a text is a token that the teacher does not know."""
+        roles = self.card.tokenizer["roles"]
+        return self._framed(torch.where(batch.ids == roles["eot"], roles["sep"], batch.ids), batch.segments)
 
     def _framed(self, ids: Tensor, segments: Segments | None) -> Tensor:
         roles = self.card.tokenizer["roles"]
@@ -166,31 +163,31 @@ class DistillTokens(TrainingTask):
         ids = torch.where(place == 0, roles["cls"], ids)
         return torch.where(place == ends, roles["sep"], ids)
 
-    def pieces(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Segments | None]]:
-        """(ids, which of them are hidden, segments): the windows, some cut into shorter ones."""
-        ids, segments, hidden = self.read(batch)
+    def pieces(self, batch: Batch) -> Iterator[tuple[Tensor, Segments | None]]:
+        """(ids, segments): the windows, some cut into shorter ones."""
+        ids, segments = self.read(batch), batch.segments
         rows, width = ids.shape
         if segments is not None or rows % len(CUTS) or any(width % cut or width // cut < SHORTEST for cut in CUTS):
-            yield ids, hidden, segments
+            yield ids, segments
             return
-        share = rows // len(CUTS)
-        for cut in dict.fromkeys(CUTS):
-            first, count = CUTS.index(cut), CUTS.count(cut)
-            part = slice(first * share, (first + count) * share)
-            yield self._framed(ids[part].reshape(-1, width // cut), None), hidden[part].reshape(-1, width // cut), None
+        for cut, part in zip(CUTS, ids.chunk(len(CUTS)), strict=True):
+            yield self._framed(part.reshape(-1, width // cut), None), None
 
     def batch_loss(self, forward: Callable[..., Any], batch: Batch) -> Tensor:
-        """Summed over the batch's hidden tokens: a mean over all tokens, times that many."""
-        assert self.masking is not None
-        errors = [self.errors(forward, *piece) for piece in self.pieces(batch)]
-        return self.masking.rate * torch.stack([last + HINT * middle for last, middle, _ in errors]).sum()
+        """Summed over the batch's tokens."""
+        found = []
+        for ids, segments in self.pieces(batch):
+            hidden = torch.rand(ids.shape, device=ids.device) < self.share  # seeded by the step, as dropout is
+            last, middle, _ = self.errors(forward, ids, hidden, segments)
+            found.append(last + HINT * middle)
+        return torch.stack(found).sum()
 
-    def errors(self, forward: Callable[..., Any], ids: Tensor, hidden: Tensor, segments: Segments | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Summed over the tokens: (of the last states, as a share of their mean square; of the middle ones), and the student's states."""
-        last, middle = forward(ids.masked_fill(hidden & self._seeable(ids), int(self.hidden or 0)), segments)
+    def errors(self, forward: Callable[..., Any], ids: Tensor, hidden: Tensor | None, segments: Segments | None) -> tuple[Tensor, ...]:
+        """Squared errors summed over the tokens: (of the last states, of the middle ones), and the student's states."""
+        last, middle = forward(ids if hidden is None else ids.masked_fill(hidden & self._seeable(ids), int(self.hidden or 0)), segments)
         wanted = self.wanted(ids, segments)
         real = 1.0 if segments is None else segments.mask
-        ended = (last.float() - wanted[0]).square().sum(-1) / self.scales.size
+        ended = (last.float() - wanted[0]).square().mean(-1)
         inner = (middle.float() - wanted[1]).square().mean(-1)
         return (ended * real).sum(), (inner * real).sum(), last
 
@@ -207,15 +204,15 @@ class DistillTokens(TrainingTask):
 
     @torch.no_grad()  # as evaluate() of task.py
     def evaluate(self, model: Model, batches: Batches, world: World, size: int | None = None) -> dict[str, float]:
-        """loss: error of the last states as a share of their mean square, nothing hidden. cosine: of the means of windows."""
+        """loss: squared error of the last states, whose mean square is 1, with nothing hidden. cosine: of the means of windows."""
         model.eval()
         sums = torch.zeros(5, dtype=torch.float64)  # tokens, errors of the last and of the middle layer, windows, cosines
         for batch in batches.epoch(0):
             moved = batch.to(world.device)
             if not batch.weight:
                 continue
-            for ids, hidden, segments in self.pieces(moved):
-                last, middle, states = self.errors(model, ids, torch.zeros_like(hidden), segments)
+            for ids, segments in self.pieces(moved):
+                last, middle, states = self.errors(model, ids, None, segments)
                 cosines = F.cosine_similarity(mean_of(states.float(), segments), mean_of(self.wanted(ids, segments)[0], segments))
                 real = ids.numel() if segments is None else int(segments.mask.sum())
                 sums += torch.tensor([real, float(last), float(middle), len(ids), float(cosines.sum())])
