@@ -287,7 +287,7 @@ def test_a_part_of_the_documents(text):
     _, held = holdout(split.keys, 0.3)
     expected = [token for row in held for token in split.row(int(row)).tolist()]
     stream = Stream(split, held)
-    assert len(stream) == len(expected) and stream.read(7, 900).tolist() == expected[7:900]
+    assert len(stream) == len(expected) and stream.read(np.array([7]), np.array([893])).tolist() == expected[7:900]
     batches = WindowBatches(split, length=32, tokens=64, rows=held, shuffle=False)
     assert [token for batch in batches.epoch(0) for token in batch.targets.flatten().tolist() if token != IGNORE] == expected
 

@@ -31,6 +31,11 @@ def shard_name(split: str, index: int) -> str:
     return f"{split}-{index:05d}.tokens.bin"
 
 
+def runs(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Whole numbers from each start on, as many as its length, end to end. [R], [R] -> [sum of lengths]"""
+    return np.arange(int(lengths.sum())) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+
+
 class TokenSplit:
     """Rows of one split by number. Opens its files on first use; pickles as its path."""
 
@@ -89,11 +94,21 @@ class TokenSplit:
     def rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The ids of some rows end to end [N] int64, and the rows' lengths."""
         starts, lengths = self.offsets[rows], self.lengths(rows)
-        shards = np.unique(np.concatenate([starts, starts + np.maximum(lengths, 1) - 1]) // self.shard_tokens)
-        if len(shards) > 1:
-            return np.concatenate([self.read(int(start), int(start + n)) for start, n in zip(starts, lengths, strict=True)]), lengths
-        index = np.arange(int(lengths.sum())) + np.repeat(starts % self.shard_tokens - (np.cumsum(lengths) - lengths), lengths)
-        return self._map(shard_name(self.name, int(shards[0])), self.card.dtype)[index].astype(np.int64), lengths
+        return self.at(runs(starts, lengths)), lengths
+
+    def at(self, places: np.ndarray) -> np.ndarray:
+        """The ids at some places of all rows laid end to end. [N] int64"""
+        shards = places // self.shard_tokens
+        if len(places) == 0 or shards.min() == shards.max():
+            return self._shard(int(shards[0]) if len(places) else 0)[places % self.shard_tokens].astype(np.int64)
+        found = np.empty(len(places), dtype=np.int64)
+        for shard in np.unique(shards).tolist():
+            mine = shards == shard
+            found[mine] = self._shard(shard)[places[mine] % self.shard_tokens]
+        return found
+
+    def _shard(self, number: int) -> np.ndarray:
+        return self._map(shard_name(self.name, number), self.card.dtype)
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Ids start to stop of all rows laid end to end. [stop - start] int64"""
@@ -101,7 +116,7 @@ class TokenSplit:
         while start < stop:
             shard, begin = divmod(start, self.shard_tokens)
             end = min(self.shard_tokens, begin + stop - start)
-            pieces.append(self._map(shard_name(self.name, shard), self.card.dtype)[begin:end].astype(np.int64))
+            pieces.append(self._shard(shard)[begin:end].astype(np.int64))
             start += end - begin
         return pieces[0] if len(pieces) == 1 else np.concatenate([np.zeros(0, dtype=np.int64), *pieces])
 

@@ -35,6 +35,8 @@ def pad(batch: Batch, max_len: int, max_rows: int | None, causal: bool = False, 
     a causal model, since nothing looks at what stands behind their end."""
     rows, width = batch.ids.shape
     columns, more = bucket(width, max_len) - width, bucket(rows, max_rows) - rows
+    if not columns and not more and batch.segments is None and not batch.targets.is_floating_point():  # the usual windows of a text
+        return replace(batch, ids=batch.ids.pin_memory(), targets=batch.targets.pin_memory()) if pin else batch
     ids = F.pad(batch.ids, (0, columns, 0, more))
     scores, below = batch.targets.is_floating_point(), (0, 0) * (batch.targets.dim() - 1)  # scores: [S], of several labels [S, classes]
     by_token = batch.targets.dim() == 2 and not scores

@@ -18,7 +18,7 @@ from tokmix.core.segments import Segments
 from tokmix.data.batches.mask import IGNORE, Masking
 from tokmix.data.batches.rows import Batch, Batches, lay_out
 from tokmix.data.order import Shuffle, number
-from tokmix.data.tokens import TokenSplit
+from tokmix.data.tokens import TokenSplit, runs
 
 
 class Stream:
@@ -33,17 +33,16 @@ class Stream:
     def __len__(self) -> int:
         return int(self.ends[-1])
 
-    def read(self, start: int, stop: int) -> np.ndarray:
-        if self.rows is None:
-            return self.split.read(start, stop)
-        pieces = [np.zeros(0, dtype=np.int64)]
-        while start < stop:
-            i = int(np.searchsorted(self.ends, start, side="right")) - 1
-            end = min(stop, int(self.ends[i + 1]))
-            begin = int(self.split.offsets[self.rows[i]]) + start - int(self.ends[i])
-            pieces.append(self.split.read(begin, begin + end - start))
-            start = end
-        return np.concatenate(pieces)
+    def read(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Some windows end to end. [W], [W] -> [sum of lengths] int64"""
+        places = runs(starts, lengths)
+        if self.rows is None or len(places) == 0:
+            return self.split.at(places)
+        first, last = (np.searchsorted(self.ends, side, side="right") - 1 for side in (starts, starts + lengths - 1))
+        owner = np.repeat(first, lengths)  # the document of each token; most windows lie within one
+        across = np.repeat(first != last, lengths)
+        owner[across] = np.searchsorted(self.ends, places[across], side="right") - 1
+        return self.split.at(places + (self.split.offsets[self.rows] - self.ends[:-1])[owner])
 
     def documents(self, start: int, stop: int) -> list[int]:
         """How many tokens of each document stand between start and stop."""
@@ -114,11 +113,9 @@ class WindowBatches(Batches):
         lengths = bounds[:, 1] - bounds[:, 0]
         width = int((every[:, 1] - every[:, 0]).max())  # of the whole batch: the same on every rank
         if self.mask is None:
-            pairs = [self._next(start, stop) for start, stop in bounds.tolist()]
-            ids, targets = (np.concatenate(side) for side in zip(*pairs, strict=True))
+            ids, targets = self._next(bounds[:, 0], lengths)
         else:
-            text = np.concatenate([self.stream.read(start, stop) for start, stop in bounds.tolist()])
-            ids, targets = self.mask(text, lengths, epoch, mine)
+            ids, targets = self.mask(self.stream.read(bounds[:, 0], lengths), lengths, epoch, mine)
         if weight == 0:
             targets = np.full_like(targets, IGNORE)
         return Batch(
@@ -131,12 +128,15 @@ class WindowBatches(Batches):
             weight=weight,
         )
 
-    def _next(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """A window's (inputs, next tokens)."""
-        read = self.stream.read(max(start - 1, 0), stop)
-        if start == 0:
-            read = np.concatenate([[self.eot], read])
-        return read[:-1], read[1:]
+    def _next(self, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(inputs, next tokens) of some windows end to end."""
+        targets = self.stream.read(starts, lengths)
+        inputs = np.empty_like(targets)
+        inputs[1:] = targets[:-1]
+        begins = (np.cumsum(lengths) - lengths)[lengths > 0]  # of each window: the token before it
+        before = starts[lengths > 0]
+        inputs[begins] = np.where(before == 0, self.eot, self.stream.read(np.maximum(before - 1, 0), np.ones_like(before)))
+        return inputs, targets
 
     def _total(self, bounds: list[list[int]]) -> int:
         if self.mask is None:
