@@ -31,11 +31,11 @@ from tokmix.runs.pool import cores
 
 FULL = {
     "requests": 4000, "hostile": 1, "cuts": 50, "checkpoint_disks": 30, "checkpoint_kills": 60, "disks": 60, "operations": 150,
-    "kills": 300, "pairs": 200, "mutations": 1000,
+    "kills": 300, "interrupts": 100, "pairs": 200, "mutations": 1000,
 }  # fmt: skip
 SHORT = {
     "requests": 500, "hostile": 1, "cuts": 30, "checkpoint_disks": 10, "checkpoint_kills": 20, "disks": 15, "operations": 30,
-    "kills": 30, "pairs": 20, "mutations": 200,
+    "kills": 30, "interrupts": 15, "pairs": 20, "mutations": 200,
 }  # fmt: skip
 UNIT = {"requests": 1000, "mutations": 100}  # trials of a unit; 10 of the others
 

@@ -84,6 +84,10 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def interrupt(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGINT)
+
     def _started(self) -> list[int]:
         found = []
         for children in Path(f"/proc/{self.pid}/task").glob("*/children"):  # by its threads
@@ -121,5 +125,5 @@ def verdict(code: int, said: str, right: bool) -> str:
     """Of a child that ended by itself."""
     if code == 0:
         return "held" if right else "wrong"
-    lines = [line for line in said.splitlines() if line.startswith("tokmix ")]
+    lines = [line for line in said.splitlines() if line.startswith("tokmix")]
     return "clean" if code in (1, 2) and len(lines) == 1 and "Traceback" not in said else "wrong"

@@ -9,12 +9,13 @@ import pickle
 import random
 import resource
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.campaign.children import Tally, start, verdict
-from tests.campaign.programs import Program
+from tests.campaign.children import Child, Tally, start, verdict
+from tests.campaign.programs import BAG, Program
 from tokmix.cli.main import main
 from tokmix.runs.files import seal, sha256_file
 
@@ -65,54 +66,71 @@ def _places(known: Any) -> Any:
 
 
 def predict(model: Path, answers: Path) -> int:
-    """Write what the model predicts of two texts."""
+    """Write what the model says of two texts."""
     from tokmix.training import model_folder
     from tokmix.training.predict import Predictor
 
-    main_like = Predictor(model_folder.load(model))
-    answers.write_text(json.dumps(list(main_like(["a fine day", "the road was dull and cold"]))))
+    answers.write_text(json.dumps(list(Predictor(model_folder.load(model))(TEXTS))))
     return 0
 
 
-def predict_or_say(model: Path, answers: Path) -> int:
-    """As the command line does: one line for what does not work."""
-    import sys
+def answer(exported: Path, answers: Path) -> int:
+    from tokmix.runtime import load
 
+    answers.write_text(json.dumps(load(exported).answers(TEXTS)))
+    return 0
+
+
+def or_say(look: Callable[[Path, Path], int], folder: Path, answers: Path) -> int:
+    """As the command line does: one line for what does not work."""
     try:
-        return predict(model, answers)
+        return look(folder, answers)
     except (ValueError, OSError) as error:
-        print(f"tokmix predict: {error}", file=sys.stderr)
+        print(f"tokmix: {error}", file=sys.stderr)
         return 1
+
+
+TEXTS = ["a fine day", "the road was dull and cold"]
+READ = {"model folder": predict, "exported folder": answer}
+# Kinds of folders: how often, and whose they are.
+KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "model folder": (5, ("train", BAG)), "run to go on with": (4, ("train", "distill", "transfer")), "exported folder": (2, ("export",)),
+    "tune": (1, ("tune",)), "compare": (1, ("compare",)),
+}  # fmt: skip
 
 
 def mutations(folder: Path, whole: dict[str, Path], by_name: dict[str, Program], count: int, draw: random.Random) -> list[Tally]:
     """A file changed in a copy of a finished folder, of one whose model is still to be made, and of a study."""
-    tallies = {name: Tally(f"mutations: {name}") for name in ("model folder", "run to go on with", "tune", "compare")}
-    good = folder / "good.json"
-    assert start(folder / "e", lambda: predict(whole["train"], good)).wait() == 0
-    for kind in ("tune", "compare", "run to go on with"):  # unchanged copies come out right: else the counts would say nothing
-        name = "train" if kind == "run to go on with" else kind
-        copy = _copy(folder, whole[name], kind)
-        child = start(folder / "e", functools.partial(by_name[name].run, copy))
-        assert child.wait() == 0 and by_name[name].result(copy) == by_name[name].result(whole[name]), f"{kind}: {child.said()}"
+    tallies, good = {kind: Tally(f"mutations: {kind}") for kind in KINDS}, {}
+    answers = folder / "answers.json"
+
+    def look(kind: str, name: str, copy: Path) -> Child:
+        """What a user would do with it."""
+        act = functools.partial(or_say, READ[kind], copy, answers) if kind in READ else functools.partial(by_name[name].run, copy)
+        return start(folder / "e", act)
+
+    def result(kind: str, name: str, copy: Path) -> str:
+        return answers.read_text() if kind in READ else by_name[name].result(copy)
+
+    for kind, (_, names) in KINDS.items():  # unchanged copies come out right: else the counts would say nothing
+        for name in names:
+            copy = _copy(folder, whole[name], kind)
+            child = look(kind, name, copy)
+            assert child.wait() == 0, f"{kind} of {name}: {child.said()}"
+            good[kind, name] = result(kind, name, copy)
+            assert kind in READ or good[kind, name] == by_name[name].result(whole[name]), f"{kind} of {name}: another result"
     for number in range(count):
-        kind = draw.choices(list(tallies), weights=[6, 3, 1, 1])[0]
-        source = whole["train" if kind in ("model folder", "run to go on with") else kind]
-        copy = _copy(folder, source, kind)
+        kind = draw.choices(list(KINDS), weights=[share for share, _ in KINDS.values()])[0]
+        name = draw.choice(KINDS[kind][1])
+        copy = _copy(folder, whole[name], kind)
         files = [one for one in sorted(copy.rglob("*")) if one.is_file() and one.stat().st_size and not one.name.startswith(".")]
         path = draw.choice([one for one in files if one.suffix not in (".png", ".md", ".txt")])  # those are for people
         path.write_bytes(mutate(path.read_bytes(), draw, path.name))
-        answers = folder / "answers.json"
         answers.unlink(missing_ok=True)
-        program = by_name["train" if kind in ("model folder", "run to go on with") else kind]
-        look = functools.partial(predict_or_say, copy, answers) if kind == "model folder" else functools.partial(program.run, copy)
-        child = start(folder / "e", look)
+        child = look(kind, name, copy)
         code = child.wait(HANG if kind != "compare" else 120)
-        if kind == "model folder":
-            right = code == 0 and answers.read_text() == good.read_text()
-        else:
-            right = code == 0 and program.result(copy) == program.result(source)
-        note = f"{kind} {number}: {path.relative_to(copy)}: exit {code}: {child.said().strip()[-200:]}"
+        right = code == 0 and result(kind, name, copy) == good[kind, name]
+        note = f"{kind} of {name} {number}: {path.relative_to(copy)}: exit {code}: {child.said().strip()[-200:]}"
         tallies[kind].add(verdict(code, child.said(), right), note)
     return [one for one in tallies.values() if one.tried]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.comparison import Here
-from tests.lab import write_table, write_text
+from tests.lab import REST, write_table, write_text
 from tokmix.cli.main import main
 from tokmix.runs import pool
 
@@ -19,9 +20,32 @@ SMALL = [
     "--model.dim", "16", "--train.rows", "16", "--train.steps", "12", "--train.save_steps", "2", "--train.evaluations", "3",
     "--train.log_steps", "1", "--train.threads", "1", "--no-train.baseline", "--train.device", "cpu",
 ]  # fmt: skip
+BAG = "train with a bag of words"
 # Those that are killed while they save.
 CHECKPOINTS = ("train", "train lm", "train on two ranks", "train in parts on two ranks", "tune side by side", "compare side by side")
 ROWS = ["--model.stack", "hypermixing(hidden=16)", "--prepare.vocab", "200", *SMALL]
+
+
+def write_teacher(folder: Path) -> Path:
+    """A tiny BERT with the tokenizer of its few words."""
+    import torch
+    import transformers
+
+    from tokmix.data.prepare.tokenize import train_tokenizer
+
+    folder.mkdir()
+    words = train_tokenizer("wordpiece", lambda: [REST] * 3, 120, True)
+    words.save(str(folder / "tokenizer.json"))
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 40}
+    transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=words.get_vocab_size(), **sizes)).save_pretrained(folder)
+    return folder
+
+
+def write_lines(path: Path, rows: int = 80) -> Path:
+    draw = random.Random(0)
+    path.write_text("text\n" + "".join(" ".join(draw.choices(REST.split(), k=draw.randint(1, 9))) + "\n" for _ in range(rows)))
+    return path
 
 
 def digest(*paths: Path) -> str:
@@ -53,9 +77,13 @@ def free_port() -> int:
 
 def programs(folder: Path) -> list[Program]:
     table, text = write_table(folder / "t.csv", 100), write_text(folder / "text", 30)
+    teacher, lines = write_teacher(folder / "teacher"), write_lines(folder / "lines.csv")
 
     def weights(out: Path) -> str:
         return digest(out / "model" / "model.safetensors")
+
+    def answers(out: Path) -> str:
+        return digest(*(out / "model" / name for name in ("model.safetensors", "linear.safetensors")))
 
     def all_weights(out: Path) -> str:
         return digest(*sorted(out.glob("*/*/model/model.safetensors")))
@@ -73,6 +101,15 @@ def programs(folder: Path) -> list[Program]:
 
     def prepare(out: Path) -> list[str]:
         return ["prepare", str(table), "--out", str(out), "--vocab", "200"]
+
+    def distill(out: Path) -> list[str]:
+        given = ["--model.dim", "8", "--model.stack", "hsm", "--prepare.max_len", "32", *SMALL]
+        return ["distill", str(teacher), str(lines), "--out", str(out), "--resume", *given]
+
+    def transfer(out: Path) -> list[str]:
+        given = ["--stack", "hypermixing(heads=2)", "--tokens", "1200", "--batch", "200", "--length", "20", "--save-seconds", "0.05"]
+        given += ["--precision", "float32", "--threads", "1", "--device", "cpu"]
+        return ["transfer", str(teacher), "--data", str(text), "--out", str(out), "--resume", *given]
 
     def tune(*more: str) -> Callable[[Path], list[str]]:
         def command(out: Path) -> list[str]:
@@ -92,6 +129,9 @@ def programs(folder: Path) -> list[Program]:
         Program("train", train(), weights),
         Program("train with a warm-up", train("--train.pretrain", "1"), weights),
         Program("train lm", train(data=text, rows=lm), weights),
+        Program(BAG, train("--train.baseline"), answers),
+        Program("distill", distill, weights),
+        Program("transfer", transfer, weights),
         Program("prepare", prepare, lambda out: digest(out / "card.json")),
         Program("tune", tune("--trials", "2"), trials),
         Program("tune side by side", tune("--trials", "3", *beside), trials, runs=3),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import signal
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -12,8 +13,10 @@ from tests.campaign.children import Child, Tally, start, verdict
 from tests.campaign.damage import hostile, mutations
 from tests.campaign.faults import CheckpointFault, PowerCut, end_at, full_disk
 from tests.campaign.odd_requests import odd_requests
-from tests.campaign.programs import CHECKPOINTS, Program, free_port, programs
+from tests.campaign.programs import BAG, CHECKPOINTS, Program, free_port, programs
+from tokmix.cli.main import main
 
+RANKS = ("train on two ranks", "train in parts on two ranks")
 # Their trials take longest: one of eight.
 SLOW = ("compare", "compare side by side", "train on two ranks", "train in parts on two ranks", "tune", "tune side by side")
 
@@ -38,6 +41,10 @@ class References:
                 raise SystemExit(f"{program.name} does not run: {codes} {children[0].said()[-500:]}")
             self.whole[program.name], self.seconds[program.name] = out, time.monotonic() - began
             print(f"  {program.name}: {self.seconds[program.name]:.1f} s", flush=True)
+        if "mutations" in parts:
+            out = self.whole["export"] = self.folder / "whole" / "export"
+            if start(self.folder / "errors", lambda: main(["export", str(self.whole[BAG]), "--out", str(out)])).wait():
+                raise SystemExit("export does not run")
 
     def needed(self, part: str) -> Collection[str]:
         """The programs of a part."""
@@ -45,7 +52,9 @@ class References:
             return [one.name for one in self.programs if one.name not in SLOW]
         if part in ("checkpoint_kills", "checkpoint_disks"):
             return CHECKPOINTS
-        return {"kills": [one.name for one in self.programs], "mutations": ("train", "tune", "compare")}.get(part, ("train",))
+        if part in ("kills", "interrupts", "pairs"):
+            return [one.name for one in self.programs if part == "kills" or one.ranks == 1]
+        return ("train", BAG, "distill", "transfer", "tune", "compare") if part == "mutations" else ("train",)
 
 
 def go(folder: Path, program: Program, out: Path, more: tuple[str, ...] = (), before: Callable[[int], None] | None = None) -> list[Child]:
@@ -121,6 +130,33 @@ class Trials:
             self.of.seconds[program.name] = time.monotonic() - began
         return there
 
+    def interrupts(self, count: int) -> list[Tally]:
+        """Ctrl-C, sometimes again a moment later: exit code 130 and one line, which says how to go on where something was begun."""
+        tally = Tally("Ctrl-C at random times")
+        for number in range(count):
+            program, out, twice = self.pick(RANKS), self.folder / "stopped", self.draw.random() < 0.3
+
+            def before(rank: int) -> None:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+
+            began, child = time.monotonic(), go(self.folder, program, out, before=before)[0]
+            end = began + 0.1 + self.draw.random() * self.of.seconds[program.name]
+            while time.monotonic() < end and not child.ended():
+                time.sleep(0.005)
+            for _ in range(1 + twice):
+                if not child.ended():
+                    child.interrupt()
+                    time.sleep(self.draw.random() * 0.1)
+            code, said = child.wait(), child.said()
+            lines = [line for line in said.splitlines() if line.startswith("tokmix")]
+            clean = code == 130 and len(lines) == 1 and "Traceback" not in said and ("--resume" in lines[0] or not out.exists())
+            if code and not clean:
+                tally.add("wrong", f"{program.name}, Ctrl-C {number}, twice {twice}: exit {code}: {said.strip()[-250:]}")
+                shutil.rmtree(out, ignore_errors=True)
+                continue
+            self.finish(tally, program, out, f"Ctrl-C {number}")
+        return [tally]
+
     def operations(self, count: int) -> list[Tally]:
         tally = Tally("kills at the k-th file operation")
         for _ in range(count):
@@ -191,19 +227,21 @@ class Trials:
         return [tally]
 
     def pairs(self, count: int) -> list[Tally]:
-        tally, train = Tally("pairs of processes in one folder"), self.programs[0]
+        """One does it, and the other says why it does not; or they share the work, as `tune` does. Half of them are of `train`."""
+        tally = Tally("pairs of processes in one folder")
         for number in range(count):
-            out = self.folder / "pair"
-            first = go(self.folder, train, out)[0]
-            time.sleep(self.draw.random() * self.draw.choice([0.02, 0.3, 1.2]) * self.of.seconds["train"])
-            second = start(self.folder / "errors-second", lambda out=out: train.run(out))  # type: ignore[misc]
+            program, out = self.pick(RANKS) if number % 2 else self.programs[0], self.folder / "pair"
+            first = go(self.folder, program, out)[0]
+            time.sleep(self.draw.random() * self.draw.choice([0.02, 0.3, 1.2]) * self.of.seconds[program.name])
+            second = start(self.folder / "errors-second", lambda program=program, out=out: program.run(out))  # type: ignore[misc]
             codes = [first.wait(), second.wait()]
             told = [child.said() for child, code in zip((first, second), codes, strict=True) if code]
-            if 0 not in codes or any("in use by" not in text for text in told):
-                tally.add("wrong", f"pair {number}: exit {codes}: {told}")
+            note = f"{program.name}, pair {number}: exit {codes}: {told}"
+            if 0 not in codes or any("in use by" not in text and "exists already" not in text for text in told):
+                tally.add("wrong", note)
             else:
-                same = train.result(out) == train.result(self.of.whole["train"])
-                tally.add("held" if same else "wrong", f"pair {number}: other weights")
+                same = program.result(out) == program.result(self.of.whole[program.name])
+                tally.add("held" if same else "wrong", f"{note}, another result")
             shutil.rmtree(out, ignore_errors=True)
         return [tally]
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -113,6 +114,33 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert writer.stderr.read() == ""
     assert writer.wait() == 0
     writer.stderr.close()
+
+
+@pytest.mark.parametrize(("begun", "told"), [(True, "interrupted; continue with the same command and --resume"), (False, "interrupted")])
+def test_a_run_whose_reader_leaves_has_not_ended_well(
+    begun: bool, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`tokmix train ... | head -1` must not look like a run that has ended."""
+    errors: list[BaseException] = [BrokenPipeError(), KeyboardInterrupt()]
+
+    def stopped(options: argparse.Namespace) -> int:
+        if begun:
+            (tmp_path / "run").mkdir(exist_ok=True)
+        raise errors.pop(0)
+
+    monkeypatch.setattr("tokmix.cli.commands.train.run", stopped)
+    for code, words in ((1, f"the reader of standard output has gone; {told}"), (130, told)):
+        assert main(["train", "t.csv", "--out", str(tmp_path / "run")]) == code
+        assert capfd.readouterr().err == f"tokmix train: {words}\n"
+
+
+def test_an_interruption_before_the_command_began_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["tokmix.cli.main"], "_read", interrupted)
+    assert main(["list"]) == 130
+    assert capsys.readouterr().err == "tokmix: interrupted\n"
 
 
 @pytest.mark.parametrize(

@@ -226,3 +226,14 @@ def test_a_language_model_on_a_tokenizer_that_forgets_is_warned_of(kind: str, tm
     (tmp_path / "text.txt").write_text("A few Words\nof some book.\n" * 200)
     card = prepare(tmp_path / "text.txt", tmp_path / "out", tokenizer=kind, vocab=300)
     assert any("bits per byte" in line for line in card.warnings) == (kind == "wordpiece")
+
+
+def test_a_folder_inside_of_the_data_is_refused(tmp_path):
+    """It would be data the next time."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("the fine day was long\n<|endoftext|>\n" * 80)
+    for out in (tmp_path / "text" / "out", tmp_path / "text" / "deep" / "out"):
+        with pytest.raises(ValueError, match="would be read as data the next time"):
+            prepare(tmp_path / "text", out)
+    assert [path.name for path in (tmp_path / "text").iterdir()] == ["a.txt"]
+    assert prepare(tmp_path / "text", tmp_path / "text-out", vocab=300).stream

@@ -136,11 +136,14 @@ def test_what_cannot_be_distilled_is_said_in_a_line(teacher: Path, tmp_path: Pat
     pooled = Path(shutil.copytree(teacher, tmp_path / "first"))
     (pooled / "1_Pooling").mkdir()
     (pooled / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}')
+    odd = Path(shutil.copytree(teacher, tmp_path / "odd"))
+    (odd / "model.safetensors").write_bytes(b"")
     plain = tmp_path / "plain.txt"
     plain.write_text("some words\n" * 200)
     for old, data, more, said in (
         (tmp_path / "nothing", texts, [], "no sentence encoder"),
         (pooled, texts, [], "mean over its tokens"),
+        (odd, texts, [], f"distill: {odd} holds no model that can be read: "),
         (teacher, plain, ["--train.documents"], "leave it out"),
         (teacher, plain, ["--model.length", "100", "--model.dim", "8"], "80 tokens at most"),
         (teacher, texts, ["--model.dim", "32"], "wider than the teacher"),

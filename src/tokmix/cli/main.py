@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
@@ -52,7 +53,14 @@ def leave(code: int) -> NoReturn:
 
 def main(arguments: list[str] | None = None) -> int:
     """-> exit code: 0 success, 1 error (reported in one line), 2 the command line cannot be read, 130 interrupted."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:  # before the command itself began
+        print("tokmix: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(words: list[str]) -> int:
     debug = DEBUG in _before_dashes(words)
     if debug:
         words.remove(DEBUG)
@@ -61,21 +69,32 @@ def main(arguments: list[str] | None = None) -> int:
     if not words or words[0] not in COMMANDS:
         _parser().parse_args(words)  # --help, --version or an error
     options = _read(words[0], words[1:])
+    code = 0
     try:
-        code = options.run(options)
+        code = int(options.run(options))
+        options.out = None  # it is written
         sys.stdout.flush()
-        return int(code)
+        return code
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python reports the closed pipe again at exit
-        return 0
+        if getattr(options, "out", None) is None:
+            return code
+        print(f"tokmix {options.command}: the reader of standard output has gone; {_interrupted(options)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt as error:
-        print(f"tokmix {options.command}: {str(error) or 'interrupted'}", file=sys.stderr)
+        print(f"tokmix {options.command}: {str(error) or _interrupted(options)}", file=sys.stderr)
         return 130
     except Exception as error:
         if debug:
             raise
         print(printable(f"tokmix {options.command}: {_message(error, options)}"), file=sys.stderr)
         return 1
+
+
+def _interrupted(options: argparse.Namespace) -> str:
+    """Where nothing else is known: what was begun goes on with --resume, in commands that have it."""
+    begun = hasattr(options, "resume") and Path(options.out).exists()
+    return "interrupted; continue with the same command and --resume" if begun else "interrupted"
 
 
 def _message(error: Exception, options: argparse.Namespace) -> str:

@@ -6,7 +6,8 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # Control characters, with the one that starts escape sequences, and characters that change the writing direction.
@@ -17,6 +18,19 @@ def nearest(value: object, choices: Iterable[str]) -> str:
     """The text ", did you mean 'x'?" if one of the choices is close to the value, else an empty text."""
     close = difflib.get_close_matches(str(value), list(choices), n=1, cutoff=0.5)
     return f", did you mean {close[0]!r}?" if close else ""
+
+
+@contextmanager
+def reading_model(folder: object) -> Iterator[None]:
+    """What other packages raise about a folder, as one kind of error that names the folder."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError):
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"{folder} holds no model that can be read: {' '.join(f'{type(error).__name__}: {error}'.split())[:300]}"
+        ) from None
 
 
 def one_of(what: str, value: object, choices: Iterable[str]) -> None:

@@ -12,13 +12,12 @@ tokenizer.json, card.json
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokmix.core.optional import np
 from tokmix.data.card import FORMAT, NAME, Card
-from tokmix.runs.files import Damaged, sha256_file
+from tokmix.runs.files import Damaged, read_json, sha256_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -178,6 +177,6 @@ class TokenFiles:
 def is_prepared(folder: str | Path) -> bool:
     """Whether this is a folder written by `prepare` (and not, say, one with data to prepare)."""
     try:
-        return json.loads((Path(folder) / NAME).read_bytes()).get("format") == FORMAT
-    except (OSError, ValueError, AttributeError, RecursionError):
+        return read_json(Path(folder) / NAME).get("format") == FORMAT
+    except (OSError, ValueError):
         return False

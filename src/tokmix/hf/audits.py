@@ -96,13 +96,14 @@ def audit(model: nn.Module, *, only: Iterable[str] | None = None, compile: bool 
 
 def load_any(folder: str) -> PreTrainedModel:
     """A folder of `train`, a folder of transformers or a name on the hub, as the class that wrote it."""
-    config = AutoConfig.from_pretrained(folder)
-    if isinstance(config, TokmixConfig):
-        return MODELS[config.head].from_pretrained(folder)
-    named = getattr(transformers, (config.architectures or ["AutoModel"])[0], None)
-    if named is None:
-        raise ValueError(f"{folder} is of class {config.architectures[0]!r}, which this version of transformers does not have")
-    return named.from_pretrained(folder)
+    with checks.reading_model(folder):
+        config = AutoConfig.from_pretrained(folder)
+        if isinstance(config, TokmixConfig):
+            return MODELS[config.head].from_pretrained(folder)
+        named = getattr(transformers, (config.architectures or ["AutoModel"])[0], None)
+        if named is None:
+            raise ValueError(f"{folder} is of class {config.architectures[0]!r}, which this version of transformers does not have")
+        return named.from_pretrained(folder)
 
 
 def _subject(model: nn.Module) -> PreTrainedModel:

@@ -41,6 +41,8 @@ def prepare(source: str | Path, out: str | Path, *, progress: bool | None = None
     """Write the token files of `source` into the new folder `out`. Settings: see PrepareSettings. ValueError for bad input."""
     asked = PrepareSettings.of(**settings)
     check_free(Path(out))
+    if Path(source).is_dir() and Path(out).resolve().is_relative_to(Path(source).resolve()):
+        raise ValueError(f"{out} lies in {source} and would be read as data the next time: name a folder outside of it")
     plan = plan_of(source, asked)
     with Progress(progress) as bars:
         with bars.stage("looking") as advance:

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokmix.core.checks import reading_model
 from tokmix.core.optional import need, np
 from tokmix.core.segments import Segments
 from tokmix.data.batches.rows import lay_out
@@ -45,7 +46,8 @@ class Teacher:
         self.folder, self.device = Path(folder), device
         check(self.folder)
         transformers = need("transformers", "a teacher")
-        model = transformers.AutoModel.from_pretrained(self.folder, local_files_only=True).eval().requires_grad_(False)
+        with reading_model(self.folder):
+            model = transformers.AutoModel.from_pretrained(self.folder, local_files_only=True).eval().requires_grad_(False)
         self.model = model.to(device, torch.bfloat16 if half else torch.float32)
         self.width = int(self.model.config.hidden_size)
         words = self.model.get_input_embeddings().weight.numel()
