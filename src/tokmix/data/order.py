@@ -35,7 +35,7 @@ def number(*salts: int) -> int:
 
 
 class Shuffle:
-    """A permutation of range(n), chosen by the salts: a Feistel network on the next even power of two, walked until it lands inside."""
+    """A permutation of range(n), chosen by the salts: a Feistel network on the next even power of two, repeated until in range."""
 
     ROUNDS = 6
 

@@ -1,7 +1,7 @@
-"""Which split a text belongs to: the one it was given in, or a hash of the text; never its place in the file.
+"""Which split a text belongs to: the one it was given in, or one by a hash of the text; its place in the file does not matter.
 
 key    64 bits of a hash of the normalised text (of both texts for a pair); written beside the tokens
-place  key -> train, valid or test; equal texts have equal keys, so they cannot part
+place  key -> train, valid or test; equal texts have equal keys, so they stay together
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def split_of_path(path: str) -> str | None:
 
 
 def normalise(text: str) -> str:
-    """What counts as the same text: case, width and spacing do not matter."""
+    """A normal form: texts that differ only in case, width or spacing are equal."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
     return " ".join(text.casefold().split())
@@ -48,7 +48,7 @@ def text_key(*texts: str) -> int:
 
 
 def place(key: int, valid: float, test: float) -> str:
-    """Test is cut from one end of the range of keys and valid from the other, so changing one leaves the other."""
+    """Test takes one end of the range of keys and valid the other, so changing one share does not change the other split."""
     share = key / 2**64
     if share < test:
         return "test"
@@ -65,7 +65,7 @@ def check_shares(valid: float, test: float) -> None:
 def holdout(keys: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Row numbers (kept, held out), by the same keys: equal texts, or those of a group, stay together. For model selection within train.
 
-    The keys are mixed once more: train's own keys are what `place` left over, so their plain values are not uniform."""
+    The keys are hashed again: train's keys are those that `place` left, so they are not uniform."""
     from tokmix.core.optional import np
     from tokmix.data.order import mix
 
@@ -75,7 +75,7 @@ def holdout(keys: np.ndarray, share: float, seed: int = 0) -> tuple[np.ndarray, 
 
 
 def portion(rows: np.ndarray, keys: np.ndarray, share: float) -> np.ndarray:
-    """That share of some row numbers, in their order: those whose keys come first in a shuffled order, so that a smaller share
+    """This share of some row numbers, in their order: those whose keys come first in a shuffled order, so that a smaller share
     is part of a larger one. `keys` are those of all rows."""
     from tokmix.core.optional import np
     from tokmix.data.order import mix
@@ -88,9 +88,9 @@ def portion(rows: np.ndarray, keys: np.ndarray, share: float) -> np.ndarray:
 
 
 def overlap(keys: dict[str, np.ndarray], chunk: int = 2**22) -> dict[str, int]:
-    """'valid in train' -> how many rows of valid have a text that train has too; likewise for the other pairs.
+    """'valid in train' -> how many rows of valid have a text that is also in train; likewise for the other pairs.
 
-    Only the later split's distinct keys are held in memory; train is walked through in chunks."""
+    Only the later split's distinct keys are held in memory; train is read in chunks."""
     from tokmix.core.optional import np
 
     counts = {}
@@ -115,7 +115,7 @@ def shared(keys: dict[str, np.ndarray], chunk: int = 2**22) -> int:
 
 
 def _among(distinct: np.ndarray, keys: np.ndarray, chunk: int) -> np.ndarray:
-    """[distinct] bool: which of some keys are among others, of which a chunk is held in memory at a time."""
+    """[distinct] bool: which keys are among others, which are read in chunks."""
     from tokmix.core.optional import np
 
     hit = np.zeros(len(distinct), dtype=bool)

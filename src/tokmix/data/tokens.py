@@ -63,13 +63,13 @@ class TokenSplit:
 
     @property
     def groups(self) -> np.ndarray:
-        """What stays together wherever rows are parted: their groups where they have some, else their texts."""
+        """Keys of rows that stay in one split: their groups if there are any, else their texts."""
         file = f"{self.name}.groups.bin"
         return self._map(file, "uint64") if file in self.facts.files else self.keys  # [rows]
 
     @property
     def weights(self) -> np.ndarray | None:
-        """Each row's weight in the loss; None where all weigh the same."""
+        """Each row's weight in the loss; None if all are equal."""
         file = f"{self.name}.weights.bin"
         return self._map(file, "float32") if file in self.facts.files else None  # [rows]
 
@@ -162,7 +162,7 @@ class TokenFiles:
         return load_tokenizer(self.folder / "tokenizer.json")
 
     def verify(self) -> None:
-        """Read everything once and compare hashes. What this process has read before, and has not changed since, is not read again."""
+        """Read everything once and compare hashes. Unchanged files that this process has already checked are skipped."""
         known = {name: facts["sha256"] for split in self.card.splits.values() for name, facts in split.files.items()}
         for name, sha256 in [*known.items(), ("tokenizer.json", self.card.tokenizer["sha256"])]:
             path = (self.folder / name).resolve()

@@ -1,4 +1,4 @@
-"""Pictures as files. Needs matplotlib, which is imported only when something is drawn."""
+"""Plots as files. matplotlib is imported only to draw."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLOURS = ("#d1495b", "#2e6f95", "#5b8e7d", "#bc8034")
 
 
 def check_picture(out: str | Path) -> None:
-    """Before anything is computed."""
+    """Refuse a file name for a plot before anything is computed."""
     path = Path(out)
     if path.suffix.lower() not in PICTURES:
         raise ValueError(f"--out {str(out)!r}: a picture's name ends in one of {', '.join(PICTURES)}")
@@ -41,12 +41,12 @@ def figure(width: float, height: float) -> Figure:
 
 
 def log_ticks(axis: Axis) -> None:
-    """Few enough to be read, on an axis with a log scale: where it spans less than a decade, matplotlib labels every step."""
+    """Few readable ticks on a log axis; on less than a decade, matplotlib would label every step."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     low, high = axis.get_view_interval()
     spans = high / low if low > 0 else math.inf
     axis.set_major_locator(MaxNLocator(4) if spans < 6 else LogLocator(subs=(1.0, 2.0, 5.0) if spans < 50 else (1.0,), numticks=7))
-    digits = 2 + max(1, math.ceil(math.log10(high / (high - low))))  # so many that neighbours differ
+    digits = 2 + max(1, math.ceil(math.log10(high / (high - low))))  # as many as neighbours need to differ
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(value, digits, gap="")))
     axis.set_minor_formatter(NullFormatter())

@@ -1,4 +1,4 @@
-"""Progress bars, or silence: on a terminal with `rich` a bar, elsewhere nothing."""
+"""Progress bars on a terminal with `rich`; elsewhere nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Inside, bars are drawn only where they are asked for by name."""
+    """Inside, only bars that are requested by name are drawn."""
     before = _silent.set(True)
     try:
         yield
@@ -42,7 +42,7 @@ class Progress:
 
     @contextmanager
     def stage(self, name: str, total: int | None = None) -> Iterator[Advance]:
-        """A bar that fills as it is told how much was done; a count where the total is not known."""
+        """A bar that is advanced by the amount done; a count if the total is not known."""
         if self._bars is None:
             yield lambda n: None
             return
@@ -59,7 +59,7 @@ def _bars() -> Bars | None:
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
     except ImportError:
-        return None  # a bar is a comfort, not a need
+        return None  # without rich there are no bars
     columns = [
         TextColumn("{task.description:22}"),
         BarColumn(),

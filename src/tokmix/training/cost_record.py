@@ -1,4 +1,4 @@
-"""What a run cost: Cost(R) = E · D · H (Schwartz et al. 2020) and what was measured beside it.
+"""The cost of a run: Cost(R) = E · D · H (Schwartz et al. 2020), and measured time, memory and energy.
 
 E   FLOPs of one example: matrix products, forward and backward, averaged over the examples that were read, each at its own length
 D   examples read: rows, or windows of a running text, once for every time they were read
@@ -28,7 +28,7 @@ from tokmix.training.task import TrainingTask
 
 @dataclass(frozen=True)
 class Read:
-    """What training read, over all processes."""
+    """The examples that training read, over all processes."""
 
     lengths: Counter[int]  # length -> examples of that length
     distinct: int  # examples of an epoch, or of what was read of the first one
@@ -44,7 +44,7 @@ class Read:
 
 
 def examples_read(batches: Batches, epoch: int, inner: int) -> Read:
-    """In `epoch` whole epochs and the first `inner` steps of another."""
+    """Count examples of `epoch` whole epochs and the first `inner` steps of the next."""
     if inner and inner == batches.steps(epoch):
         epoch, inner = epoch + 1, 0
     lengths_of = _rows if isinstance(batches, RowBatches) else _windows
@@ -58,7 +58,7 @@ def examples_read(batches: Batches, epoch: int, inner: int) -> Read:
 
 
 def _rows(batches: Batches, epoch: int, steps: int | None) -> np.ndarray:
-    """Lengths of the rows of an epoch's first steps (None: of all)."""
+    """Lengths of the rows in the first steps of an epoch (None: in all)."""
     assert isinstance(batches, RowBatches)
     if steps is None:
         rows = np.arange(batches.n) if batches.rows is None else batches.rows
@@ -68,7 +68,7 @@ def _rows(batches: Batches, epoch: int, steps: int | None) -> np.ndarray:
 
 
 def _windows(batches: Batches, epoch: int, steps: int | None) -> np.ndarray:
-    """The same for windows, of which the first and the last may be short."""
+    """The same for windows. The first and the last may be short."""
     assert isinstance(batches, WindowBatches)
     count = batches.windows(epoch)
     windows = np.arange(count if steps is None else min(steps * batches.size, count))
@@ -84,7 +84,7 @@ def _count(lengths: np.ndarray) -> Counter[int]:
 
 
 def flops(work: TrainingTask, model: Model, read: Read) -> dict[str, int]:
-    """Of the mean example. flops_forward and flops_training are matrix products; what is done element by element is apart."""
+    """FLOPs per example on average. flops_forward and flops_training count matrix products; elementwise work is separate."""
     costs = [(model.cost(length), count) for length, count in read.lengths.items()]
     examples = max(read.examples, 1)
     return {
@@ -95,7 +95,7 @@ def flops(work: TrainingTask, model: Model, read: Read) -> dict[str, int]:
 
 
 def cost_so_far(engine: Engine) -> dict[str, Any]:
-    """Of a run that ends before its time. Other processes are not asked: they may be gone."""
+    """The cost of a run that ends early. Other processes are not contacted: they may be gone."""
     engine.meter.stop()
     measured = engine.meter.totals()
     if engine.world.size > 1:
@@ -132,7 +132,7 @@ def cost_record(engine: Engine) -> dict[str, Any]:
 
 
 def with_warm_up(cost: dict[str, Any], warm: dict[str, Any] | None) -> dict[str, Any]:
-    """Both parts of a run as one: examples of both, FLOPs of the mean one, and under warm_up what the first part was."""
+    """Both parts of a run as one: examples of both, mean FLOPs per example, and the first part under warm_up."""
     if warm is None:
         return cost
     examples = cost["examples"] + warm["examples"]
@@ -153,7 +153,7 @@ def with_warm_up(cost: dict[str, Any], warm: dict[str, Any] | None) -> dict[str,
 
 
 def _measured(cost: dict[str, Any]) -> Measured:
-    """What adds up of it."""
+    """The measured values that can be added up."""
     return {
         "seconds": cost["seconds"],
         "peak_memory_bytes": cost["peak_memory_bytes"],

@@ -1,4 +1,4 @@
-"""What a run takes where nothing was said, by the kind of data. Why these: docs/lab.md, with the figures of what was tried."""
+"""Default settings by the kind of data. docs/lab.md has the reasons and the figures of the alternatives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokmix.data.prepare.targets import LABELLED
 class Default:
     stack: str
     positions: str
-    embedding: float  # scale of fresh embeddings: small ones let a rare word say nothing
+    embedding: float  # scale of new embeddings: with small ones, a rare word has no effect
     lr: float
     dropout: float
     token_dropout: float
@@ -29,16 +29,16 @@ DEFAULTS = {
         average=0.99, compare=True,
     ),
     "mlm": Default("hsm(variant='fusion')*2, hypermixing(heads=2, hidden=64)*2", "sinusoidal", 1.0, 1e-3, 0.1, 0.0),
-    # A stack without attention or position codes: shifts tell the order.
+    # A stack without attention or position codes: shifts carry the order.
     "distill": Default("(hsm(variant='fusion'), hypermixing(heads=4, shift=1))*2", "none", 1.0, 1e-3, 0.0, 0.0, epochs=3),
     "lm": Default("hsm(variant='ab'), attention(heads=4), hsm(variant='ab'), attention(heads=4)", "sinusoidal", 1.0, 1e-3, 0.1, 0.0),
 }  # fmt: skip
 ENCODER = Default("", "none", 1.0, 3e-4, 0.1, 0.05, epochs=10)  # rows that start from a trained encoder
-HELD_ROWS, HELD_TOKENS = 5000, 200_000  # kept apart for model selection: a tenth of train, but no more than about this
-ROWS_SEEN, TOKENS_SEEN = 200_000, 20_000_000  # a default run reads about so many rows, or tokens of a running text ...
-FEWEST = 3  # ... but each row at least so many times
-LEAST = 25_600  # and however few the rows are, so many in all
-SMALL, WARM_UP = 10_000, 30  # a table of fewer rows of one text gets so many epochs of warm-up, or more where it is tiny
+HELD_ROWS, HELD_TOKENS = 5000, 200_000  # held out for model selection: a tenth of train, but at most about this many
+ROWS_SEEN, TOKENS_SEEN = 200_000, 20_000_000  # a default run reads about this many rows, or tokens of running text ...
+FEWEST = 3  # ... but each row at least this many times
+LEAST = 25_600  # and at least this many in all
+SMALL, WARM_UP = 10_000, 30  # a smaller table of single texts gets this many epochs of warm-up, a tiny one more
 TOKENS = {"cpu": 4096, "cuda": 16_384}  # of a batch, by device; tables are bounded by train.rows first
 
 
@@ -59,7 +59,7 @@ def default_of(card: Card, task: str, encoder: bool = False) -> Default:
 
 
 def default_epochs(card: Card, task: str, fraction: float, encoder: bool = False) -> int:
-    """Of that share of the rows."""
+    """Epochs for this share of the rows."""
     split = card.splits["train"]
     wanted = TOKENS_SEEN / max(split.tokens, 1) if card.stream else ROWS_SEEN / max(split.rows, 1)
     most = max(default_of(card, task, encoder).epochs, _enough(card, fraction))
@@ -71,7 +71,7 @@ def _enough(card: Card, fraction: float) -> int:
 
 
 def default_warm_up(card: Card, task: str, fraction: float) -> int:
-    """Epochs of it; of pairs, which learn by comparing, none."""
+    """Epochs of warm-up; none for pairs, which learn by comparing."""
     few = card.splits["train"].rows * fraction < SMALL
     return (
         max(WARM_UP, _enough(card, fraction)) if task in LABELLED and few and not is_pair(card) and "mask" in card.tokenizer["roles"] else 0

@@ -1,4 +1,4 @@
-"""The processes of a run: one, or as many as torchrun started. Everything that passes between them is here."""
+"""The processes of a run: one, or as many as torchrun started. All communication between them is here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
-# What gloo, NCCL and their store say where the other side is gone.
+# Messages of gloo, NCCL and their store if the other side is gone.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL error", "ncclRemoteError", "recvValue failed")
 
 
@@ -28,7 +28,7 @@ class World:
         return self.rank == 0
 
     def sum(self, value: Tensor) -> Tensor:
-        """Over the ranks."""
+        """The sum over ranks."""
         if self.size > 1:
             dist.all_reduce(value)
         return value
@@ -42,7 +42,7 @@ class World:
         return values
 
     def agree(self, value: Any) -> Any:
-        """What the first rank says."""
+        """The value of the first rank."""
         if self.size == 1:
             return value
         values = [value]
@@ -50,7 +50,7 @@ class World:
         return values[0]
 
     def any(self, *flags: bool) -> list[bool]:
-        """Each flag, True where it is on some rank. One small message."""
+        """Each flag, True if it is True on some rank. One small message."""
         if self.size == 1:
             return list(flags)
         message = torch.tensor([float(flag) for flag in flags], device=self.device)
@@ -64,7 +64,7 @@ class World:
 
 @contextmanager
 def join_world(device: str | None) -> Iterator[World]:
-    """The world that torchrun describes, checked: two processes that do not know of each other would train two models."""
+    """The world that torchrun describes. It is checked, because two unconnected processes would train two models."""
     size, rank = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0")))
     chosen = device_of(device, int(os.environ.get("LOCAL_RANK", "0")))
     if size == 1:
@@ -91,13 +91,13 @@ def join_world(device: str | None) -> Iterator[World]:
 
 
 def check_alone(why: str) -> None:
-    """For commands that torchrun would start several times, side by side on the same files."""
+    """Refuse torchrun for commands that would run several times on the same files."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(f"{why}: start it without torchrun")
 
 
 def device_of(asked: str | None, place: int = 0) -> torch.device:
-    """The one asked for, else the first GPU, else the CPU. place: among the processes of this machine."""
+    """The given device, else the first GPU, else the CPU. place: rank among the processes of this machine."""
     if asked is None:
         asked = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -30,12 +30,12 @@ def columns_of(trained: Trained) -> dict[str, str]:
 
 
 def reading_of(trained: Trained, data: str | Path) -> dict[str, Any]:
-    """How its training data was read, as settings of prepare, less what says nothing about data of another kind."""
+    """The settings of prepare by which its training data was read, without those that do not apply to this data."""
     noted, path = trained.about.reading, Path(data)
     known = {name: noted[name] for name in READING if noted.get(name) is not None}
     trained_on = {format_of(Path(name)) for name in trained.about.sources}
     if path.is_file() and format_of(path) not in (None, *trained_on):
-        known.pop("format", None)  # its name tells another
+        known.pop("format", None)  # the file name says another format
     if not path.is_dir() or is_saved(path):
         known.pop("pattern", None)
     if path.exists():
@@ -44,7 +44,7 @@ def reading_of(trained: Trained, data: str | Path) -> dict[str, Any]:
 
 
 def table_or_text(trained: Trained, path: Path, encoding: str) -> Part:
-    """A file of texts alone, of the format and with the names of columns that its training data had where its own do not tell."""
+    """A file of texts only. Format and column names are those of the training data unless the file has its own."""
     known = {"text": columns_of(trained).get("text", ""), **reading_of(trained, path), "encoding": encoding}
     known["format"] = known.get("format") or format_of(path) or "txt"
     if known.get("header") and _has_header(path, known):
@@ -55,7 +55,7 @@ def table_or_text(trained: Trained, path: Path, encoding: str) -> Part:
 
 @contextmanager
 def token_files(trained: Trained, data: str | Path, settings: Mapping[str, object]) -> Iterator[TokenFiles]:
-    """Prepared data as it is (it has to fit the model); other data is prepared in a folder that goes away."""
+    """Prepared data directly (it has to fit the model); other data is prepared in a temporary folder."""
     if is_prepared(data):
         check_not_late(data, settings)
         files = TokenFiles(data)
@@ -102,13 +102,13 @@ def _settings(trained: Trained, data: str | Path, settings: Mapping[str, object]
 
 
 def _has_header(data: str | Path, known: dict[str, Any]) -> bool:
-    """Whether the columns are named in a first line, which the training data did not have."""
+    """Whether the first line names the columns, although the training data had no such line."""
     part = _parts(data, known | {"header": None})[0]
     return isinstance(part, Delimited) and set(known.get("text", "").split(",")) <= set(part.columns())
 
 
 def _is_idle(name: str, known: Mapping[str, object], parts: list[Part]) -> bool:
-    """Whether what held for the training data says nothing about this."""
+    """Whether this setting of the training data does not apply here."""
     if name in ("text", "label", "split_column") and isinstance(parts[0], Text):
         return True  # plain text has no columns
     if name == "split_column":
@@ -127,20 +127,20 @@ def _parts(data: str | Path, known: dict[str, Any]) -> list[Part]:
 
 
 def has_splits(parts: list[Part], column: str | None) -> bool:
-    """By files or by a column. Of what a model is measured on, train need not be a part."""
+    """Whether file names or a column give splits. Evaluation data need not have train."""
     if len({part.split for part in parts} - {None}) > 1:
         return True
     return not isinstance(parts[0], Text) and (column or "split") in {name if column else name.lower() for name in parts[0].columns()}
 
 
 def only_split(parts: list[Part]) -> str | None:
-    """The one that the names of all files tell."""
+    """The split that the names of all files say."""
     names = {part.split for part in parts}
     return names.pop() if len(names) == 1 else None
 
 
 def choose_split(files: TokenFiles, asked: str | None) -> TokenSplit:
-    """The one asked for; else the only one; else test, then valid."""
+    """The given split, else the only one, else test, else valid."""
     if asked is not None:
         files.card.split(asked)
         return files[asked]
@@ -149,7 +149,7 @@ def choose_split(files: TokenFiles, asked: str | None) -> TokenSplit:
 
 
 def data_beside(trained: Trained) -> TokenFiles | None:
-    """The data that a model was trained on, where it lies beside its folder, tokenized as the model reads."""
+    """The data that a model was trained on, if it is next to the model folder and has the model's tokenizer."""
     for place in (trained.folder, *trained.folder.resolve().parents[:3]):  # a run, or one of several of a comparison or search
         if is_prepared(place / "data"):
             files = TokenFiles(place / "data")

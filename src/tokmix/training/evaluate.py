@@ -21,8 +21,8 @@ from tokmix.training.imports import import_files
 from tokmix.training.task import MASK, evaluate, main_figure
 
 TOKENS = 8192  # of a batch
-MATRIX, MISTAKES = 8, 10  # classes up to which all mistakes are a matrix; mistakes that are told of more classes
-CLASSES = 30  # classes that are told of one by one; of more, the worst
+MATRIX, MISTAKES = 8, 10  # most classes of a confusion matrix; mistakes shown for more classes
+CLASSES = 30  # most classes shown one by one; of more, the worst
 
 
 def figures(trained: model_folder.Trained, data: str | Path, split: str | None = None, **settings: Any) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def figures(trained: model_folder.Trained, data: str | Path, split: str | None =
 
 
 def _seen(trained: model_folder.Trained, split: TokenSplit) -> Iterator[str]:
-    """A figure on rows that were trained on says how well they were remembered."""
+    """Warn if rows were trained on: their figure measures memory."""
     count = answers.trained_on(trained.folder, split)
     if count:
         share = 100 * count / len(split)
@@ -62,7 +62,7 @@ def _seen(trained: model_folder.Trained, split: TokenSplit) -> Iterator[str]:
 
 
 def _masking(trained: model_folder.Trained, card: Card) -> Masking:
-    """As much hidden as in training, where its figures come from, and by the same seed."""
+    """Hide as many tokens as in the evaluations of training, by the same seed."""
     train = trained.about.settings
     return Masking(card, train.get("mask") or MASK, train.get("seed", 0))
 
@@ -80,14 +80,14 @@ def run(
     import_files(imports)
     trained = model_folder.load(model, device)
     found = figures(trained, data, split, **{name: value for name, value in settings.items() if value is not None})
-    for warning in found["warnings"]:  # rows that were left out are in none of the figures
+    for warning in found["warnings"]:  # no figure contains rows that were left out
         print(f"warning: {warning}", file=sys.stderr)
     print(json.dumps(found) if as_json else table(trained.task, found))
     return found
 
 
 def table(task: str, found: dict[str, Any]) -> str:
-    """Lines for people; the last is the figure the task is known by."""
+    """Text lines; the last one is the main figure of the task."""
     name, _ = main_figure(task, found)
     unit = "rows" if "rows" in found else "tokens"
     lines = [f"{found[unit]:,} {unit} of {found['split']}" + (f", {found['truncated']:,} of them cut" if found["truncated"] else "")]
@@ -101,7 +101,7 @@ def table(task: str, found: dict[str, Any]) -> str:
 
 
 def class_lines(classes: dict[str, dict[str, float]]) -> list[str]:
-    """Each class's precision, recall and F1; of many classes those with the lowest F1."""
+    """Precision, recall and F1 of each class; of many classes, those with the lowest F1."""
     chosen = list(classes.items())
     if len(chosen) > CLASSES:
         chosen = sorted(chosen, key=lambda item: item[1]["f1"])[:MISTAKES]
@@ -124,7 +124,7 @@ def confusion_lines(labels: list[str], counts: list[list[int]]) -> list[str]:
 
 
 def mistake_lines(labels: list[str], counts: list[list[int]]) -> list[str]:
-    """Of many classes: which are taken for which, the commonest first."""
+    """For many classes: the most common mistakes."""
     found = [(count, labels[a], labels[b]) for a, row in enumerate(counts) for b, count in enumerate(row) if count and a != b]
     found.sort(key=lambda one: -one[0])
     width = max((len(str(count)) for count, _, _ in found), default=1)

@@ -16,12 +16,12 @@ from tokmix.training.model_folder import Trained
 
 
 def begin(trained: Trained, prompt: str) -> tuple[list[int], int | None]:
-    """The ids to go on from, and how many more the model takes; None: any number."""
+    """The ids of the prompt, and how many more the model takes; None: any number."""
     if trained.task != "lm":
         raise ValueError(f"{trained.folder} is a model for {trained.task}, and generate needs one for lm")
     check_text(prompt)
     limit = trained.model.limit
-    # In training a document begins after the end of the one before it.
+    # In training, every document follows an end-of-text token.
     start = [trained.roles["eot"], *map(int, trained.encoder().documents([prompt])[0])]
     if limit is not None and len(start) >= limit:
         raise ValueError(f"the prompt has {len(start) - 1} tokens, and this model takes at most {limit - 2} to go on from: shorten it")
@@ -39,7 +39,7 @@ def stream(
     draft: Trained | None = None,
     draft_tokens: int = 4,
 ) -> Iterator[str]:
-    """Pieces of text as they come; joined they are the continuation. It ends with the document, or after max_new tokens."""
+    """Pieces of text as they are generated; joined they are the continuation, which ends with the document or after max_new tokens."""
     start, room = begin(trained, prompt)
     end, max_new = trained.roles["eot"], max_new if room is None else min(max_new, room)
     ids: list[int] = []
@@ -53,7 +53,7 @@ def stream(
             break
         ids.append(token)
         text = trained.tokenizer.decode(start[1:] + ids)[len(before) :]
-        if not text.endswith("\ufffd"):  # half of a character so far
+        if not text.endswith("\ufffd"):  # an incomplete character so far
             yield text[len(shown) :]
             shown = text
 
@@ -82,9 +82,9 @@ def run(
     if room is not None and room < max_new:
         print(f"this model takes {trained.model.limit} tokens: it can give {room} after this prompt, not {max_new}", file=sys.stderr)
     pieces = []
-    shown = printable if out.isatty() else str  # a file gets the text as it is
+    shown = printable if out.isatty() else str  # a file gets the text unchanged
     for i, piece in enumerate(chain(stream(trained, prompt, max_new, temperature, top_k, top_p, seed, helper, draft_tokens), [""])):
-        if i == 0:  # nothing is printed before what was given has been checked
+        if i == 0:  # check everything before the first output
             out.write(shown(prompt))
         out.write(shown(piece))
         out.flush()

@@ -15,7 +15,7 @@ SHAPES = 64  # compiled versions of a layer that are kept
 
 
 def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
-    """Layer by layer: layers of one kind share what is compiled, and the pointwise work around products becomes few kernels."""
+    """Compile layer by layer: layers of one kind share the compiled code, and elementwise work becomes few kernels."""
     from torch._dynamo import config
 
     config.recompile_limit = max(config.recompile_limit, SHAPES)
@@ -24,7 +24,7 @@ def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
 
 
 def checkpoint_layers(model: nn.Module) -> None:
-    """Layers keep their input alone and run once more in the backward pass: less memory, a third more time, the same gradients."""
+    """Layers keep only their input and run again in the backward pass: less memory, a third more time, the same gradients."""
     for layer in layers_of(model):
         layer.forward = partial(_again, layer.forward)  # type: ignore[method-assign]
 

@@ -1,4 +1,4 @@
-"""What a run takes while it trains: wall time, peak memory, energy. Measured, or null: nothing is estimated.
+"""Wall time, peak memory and energy of training. Each is measured or null; nothing is estimated.
 
     energy   on a GPU    NVML's total energy counter of that GPU's board (package nvidia-ml-py)
              on a CPU    RAPL, /sys/class/powercap: the processor packages and their memory, whoever uses them
@@ -36,7 +36,7 @@ class Measured(Brief, total=False):
     seconds: float
     peak_memory_of: str  # gpu or process
     energy_source: str
-    energy_note: str  # what the number leaves out, or why there is none
+    energy_note: str  # what the number does not cover, or why there is none
 
 
 class EnergyCounter(Protocol):
@@ -44,11 +44,11 @@ class EnergyCounter(Protocol):
     note: str  # what it covers
 
     def joules(self) -> float:
-        """Since it was made; OSError where it cannot be read any more."""
+        """Joules since this counter was made; OSError if it cannot be read any more."""
 
 
 class Rapl:
-    """The sum of all processor packages, and of memory where it has a counter beside theirs."""
+    """The sum of all processor packages, and of memory if it has a separate counter."""
 
     source = "rapl"
 
@@ -64,7 +64,7 @@ class Rapl:
         for place, zone in enumerate(self.zones):
             now = _microjoules(zone)
             gone = now - self.last[place]
-            if gone < 0:  # it went past its end and began anew
+            if gone < 0:  # the counter wrapped around
                 gone += int((zone / "max_energy_range_uj").read_text())
             self.total, self.last[place] = self.total + gone, now
         return self.total / 1e6
@@ -99,7 +99,7 @@ class Nvml:
         self.nvml = pynvml
         try:
             pynvml.nvmlInit()
-            # By its identity: CUDA_VISIBLE_DEVICES renumbers the GPUs for torch, not for NVML.
+            # By UUID: CUDA_VISIBLE_DEVICES renumbers the GPUs for torch, not for NVML.
             self.handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
         except pynvml.NVMLError as error:
             raise OSError(f"NVML: {error}") from None
@@ -134,8 +134,8 @@ class Meter:
         clock: Callable[[], float] = time.monotonic,
     ):
         self.device, self.make_counter, self.clock = device, counter, clock
-        self.before: Measured = {}  # what a checkpoint brought
-        self.counter: EnergyCounter | str | None = None  # a text: why there is none
+        self.before: Measured = {}  # values from a checkpoint
+        self.counter: EnergyCounter | str | None = None  # a string: why there is none
         self.began: float | None = None
         self.seconds, self.energy, self.read_at = 0.0, 0.0, 0.0
         self.peak: int | None = None
@@ -147,7 +147,7 @@ class Meter:
         self.peak = peak_memory(self.device)
 
     def sample(self, now: bool = False) -> None:
-        """Read the counters, unless they were read a moment ago."""
+        """Read the counters unless they were read recently."""
         if self.began is None or (not now and self.clock() - self.read_at < OFTEN):
             return
         self.read_at = self.clock()
@@ -163,11 +163,11 @@ class Meter:
         self.began = None
 
     def resume(self, measured: Measured) -> None:
-        """Go on from what an earlier process measured."""
+        """Continue from the values of an earlier process."""
         self.before = measured.copy()
 
     def own(self) -> Measured:
-        """Of this process alone, since start(), as of the last sample."""
+        """The values of this process since start(), at the last sample."""
         energy: float | None = None
         if self.counter is None or isinstance(self.counter, str):
             source, note = NOT_MEASURED, self.counter or ""
@@ -183,20 +183,20 @@ class Meter:
         }
 
     def brief(self) -> Brief:
-        """For a line of the log: so far, as of the last reading; of several processes, this one."""
+        """For a line of the log: values of this process at the last reading."""
         totals = self.totals()
         return {"peak_memory_bytes": totals["peak_memory_bytes"], "energy_joules": totals["energy_joules"]}
 
     def totals(self, parts: list[Measured] | None = None) -> Measured:
-        """All that was measured, by processes before this one and by all of the present: `parts` holds own() of each."""
-        if self.before and self.counter is None:  # nothing was left to do
+        """Everything measured by earlier processes and all current ones; `parts` holds own() of each."""
+        if self.before and self.counter is None:  # no work was left
             return self.before.copy()
         now = _together([self.own()] if parts is None else parts)
         return add_up(self.before, now) if self.before else now
 
 
 def _together(parts: list[Measured]) -> Measured:
-    """Processes side by side: each its own GPU; on a CPU all read the same counters, and the first one's will do."""
+    """Parallel processes: each has its own GPU. On a CPU all read the same counters, so only the first one counts."""
     first = parts[0]
     peaks = [part["peak_memory_bytes"] for part in parts if part["peak_memory_bytes"] is not None]
     joined = first | {"peak_memory_bytes": max(peaks, default=None)}
@@ -206,7 +206,7 @@ def _together(parts: list[Measured]) -> Measured:
 
 
 def add_up(before: Measured, after: Measured) -> Measured:
-    """One after the other. Energy of a part only is no energy of the whole."""
+    """Sequential parts. If one part has no energy, the sum has none."""
     peaks = [part["peak_memory_bytes"] for part in (before, after) if part["peak_memory_bytes"] is not None]
     joined = after | {"seconds": before["seconds"] + after["seconds"], "peak_memory_bytes": max(peaks, default=None)}
     same = before["energy_source"] == after["energy_source"]
@@ -230,11 +230,11 @@ def _unmeasured(reasons: list[str]) -> Measured:
 
 
 def reset_peak(device: torch.device, proc: Path = Path("/proc/self")) -> None:
-    """Forget the peak of what ran before in this process, where the system can."""
+    """Reset the peak memory of this process, if the system can."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
-    with suppress(OSError):  # where it cannot, the peak is that of the whole process so far
+    with suppress(OSError):  # if it cannot, the peak is that of the whole process so far
         (proc / "clear_refs").write_text("5")
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from tokmix.core.optional import need, np
 
 DRAWS = 400  # of a bootstrap over rows
-MAIN = {"classify": "accuracy", "multilabel": "micro_f1", "regress": "pearson"}  # the figure a task is known by
+MAIN = {"classify": "accuracy", "multilabel": "micro_f1", "regress": "pearson"}  # the main figure of a task
 
 
 def pearson(a: np.ndarray, b: np.ndarray) -> float:
-    """0 where one side is constant."""
+    """0 if one side is constant."""
     return _correlation(need("scipy.stats", "a correlation").pearsonr, a, b)
 
 
@@ -25,13 +25,13 @@ def _correlation(function: Callable, a: np.ndarray, b: np.ndarray) -> float:
     if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return 0.0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of values that are nearly equal
+        warnings.simplefilter("ignore")  # for values that are nearly equal
         found = float(function(a, b).statistic)
     return found if found == found else 0.0
 
 
 def wilson(hits: int, rows: int) -> list[float]:
-    """95 % interval of a share."""
+    """95 % interval of a proportion."""
     found = need("scipy.stats", "an interval").binomtest(hits, max(rows, 1)).proportion_ci(method="wilson")
     return [float(found.low), float(found.high)]
 
@@ -46,14 +46,14 @@ def pearson_interval(a: np.ndarray, b: np.ndarray) -> list[float]:
 
 
 def macro_f1(table: np.ndarray) -> float:
-    """Of counts, true class by predicted class; a class that neither occurs nor is predicted does not count."""
+    """From counts, true class by predicted class. A class that neither occurs nor is predicted is ignored."""
     hits, both = np.diagonal(table, axis1=-2, axis2=-1), table.sum(-2) + table.sum(-1)
     shares = np.where(both > 0, 2 * hits / np.maximum(both, 1), 0.0).sum(-1) / np.maximum((both > 0).sum(-1), 1)
     return float(shares) if shares.ndim == 0 else shares
 
 
 def _macro_interval(table: np.ndarray) -> list[float]:
-    """By drawing rows again: which cell of the table a row falls into is all that counts."""
+    """By resampling rows; only a row's cell in the confusion matrix matters."""
     cells = np.flatnonzero(table)
     counts, rows, draw = table.flat[cells], int(table.sum()), np.random.default_rng(0)
     found = []
@@ -90,7 +90,7 @@ def of_classes(predicted: np.ndarray, targets: np.ndarray, labels: list[str], in
 
 
 def of_label_sets(given: np.ndarray, targets: np.ndarray, labels: list[str], intervals: bool = True) -> dict[str, Any]:
-    """Several labels a row: `given` and `targets` [rows, classes] of 0 and 1."""
+    """Several labels per row: `given` and `targets` [rows, classes] of 0 and 1."""
     known = need("sklearn.metrics", "figures")
     precision, recall, f1, counts = known.precision_recall_fscore_support(targets, given, average=None, zero_division=0.0)
     found: dict[str, Any] = {
@@ -130,7 +130,7 @@ def of_scores(predicted: np.ndarray, targets: np.ndarray, intervals: bool = True
 
 
 def with_interval(task: str, outputs: np.ndarray, targets: np.ndarray, macro: bool = False) -> dict[str, float]:
-    """The figure that a task is known by (macro: of classes macro-F1), and its interval, of outputs as a network gives them."""
+    """The main figure of a task (macro: macro-F1 for classes) and its interval, from outputs of a network."""
     if task == "regress":
         figure, (low, high) = pearson(outputs, targets), pearson_interval(outputs, targets)
     elif task == "multilabel":

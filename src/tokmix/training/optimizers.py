@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Group = dict[str, Any]  # parameters of one rate and weight decay, as torch's optimizers take them
+Group = dict[str, Any]  # parameters with the same rate and weight decay, in the form of torch's optimizers
 ADAM = {"first": "exp_avg", "second": "exp_avg_sq"}  # name in a checkpoint -> name in the optimizer
 MOMENTUM = "momentum"
 ITERATION = (3.4445, -4.7750, 2.0315)  # coefficients of the Newton-Schulz iteration
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum made orthogonal. torch.optim.Muon reads its rate on the host, so a CUDA graph would repeat the first one; this takes a
-    tensor too. It computes in float32 on a CPU, where bfloat16 is slow. The step is scaled to the size of AdamW's (Liu et al. 2025),
+    """Orthogonalised momentum. torch.optim.Muon reads its rate on the host, so a CUDA graph would repeat the first rate; this one also
+    takes a tensor. It computes in float32 on a CPU, where bfloat16 is slow. The step is scaled to the size of AdamW's (Liu et al. 2025),
     so the same learning rate serves both."""
 
     def __init__(self, params: Iterable[nn.Parameter] | Iterable[Group], lr: float | Tensor, weight_decay: float, momentum: float = 0.95):
@@ -72,7 +72,7 @@ class Optimizers:
         capturable: bool = False,
         scales: Mapping[str, float] | None = None,
     ):
-        """scales: by name, the share of the rate that a parameter learns at; 1 where it is not named."""
+        """scales: by name, the factor of a parameter's rate; 1 if not named."""
         self.named = list(named)
         device = self.named[0][1].device
         scale = {id(p): (scales or {}).get(name, 1.0) for name, p in self.named}
@@ -99,7 +99,7 @@ class Optimizers:
             self.parts.append(Muon(groups(hidden, weight_decay), lr, weight_decay))
 
     def set_rate(self, lr: float | Tensor) -> None:
-        """A tensor on the device, where they are capturable, so that a CUDA graph reads it anew."""
+        """If capturable, the rate is a tensor on the device, so that a CUDA graph reads the new value."""
         for scale, rate in self.rates.items():
             rate.fill_(lr * scale)
         for part in self.parts if not self.rates else ():
@@ -111,7 +111,7 @@ class Optimizers:
             part.zero_grad(set_to_none)
 
     def update(self, skip: Tensor | None = None) -> None:
-        """skip: 1 where the step is to be left out, else 0; for AdamW alone."""
+        """skip: 1 to leave out the step, else 0; only for AdamW."""
         for part in self.parts:
             if skip is not None:
                 part.found_inf, part.grad_scale = skip, None  # type: ignore[attr-defined]
@@ -120,16 +120,16 @@ class Optimizers:
     # --- state ---------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> list[Tensor]:
-        """All of the state, in a fixed order."""
+        """All state tensors, in a fixed order."""
         return [value for part in self.parts for state in part.state.values() for value in state.values()]
 
     def reset(self) -> None:
-        """As before the first step, in place: a CUDA graph knows addresses."""
+        """Reset the state in place, because a CUDA graph keeps addresses."""
         for tensor in self.tensors():
             tensor.zero_()
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint: 'first.layers.0.weight' and so on."""
+        """The state by names for a checkpoint: 'first.layers.0.weight' and so on."""
         found: dict[str, Tensor] = {}
         for part in self.parts:
             for name, parameter in self.named:
@@ -140,7 +140,7 @@ class Optimizers:
         return found
 
     def allocate(self, names: Container[str], step: int) -> None:
-        """Make room for the state of a checkpoint of that step, which has tensors of these names; `state` gives it, to be filled."""
+        """Allocate the state of a checkpoint with tensors of these names; `state` returns the tensors to fill."""
         for part in self.parts:
             adam = isinstance(part, torch.optim.AdamW)
             for group in part.param_groups:
@@ -155,7 +155,7 @@ class Optimizers:
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
-    """A matrix inside of a layer: embeddings and the output are not."""
+    """Whether it is a matrix inside a layer; embeddings and the output are not."""
     return name.startswith("layers.") and parameter.dim() == 2
 
 

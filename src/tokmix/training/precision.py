@@ -1,4 +1,4 @@
-"""How exact numbers are on a GPU."""
+"""Precision of products on a GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def products(precision: str) -> Iterator[None]:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """For scoring, on the float32 weights. On a CPU everything is float32: bfloat16 is no faster there."""
+    """Autocast for evaluation with float32 weights. On a CPU everything stays float32, because bfloat16 is not faster there."""
     if precision == "float32" or device.type != "cuda":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)

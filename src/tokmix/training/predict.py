@@ -1,6 +1,6 @@
 """`tokmix predict MODEL TEXT ... | FILE | -`: a label and its probabilities, or a score, for each text.
 
-What else is in a batch never changes a prediction: padding is exact in every mixer, so only float32 rounding is left.
+The other rows of a batch do not change a prediction except by float32 rounding: padding is exact in every mixer.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Predictor:
 
 @torch.inference_mode()
 def by_length(model: Model, encoded: Sequence[np.ndarray], compute: Callable[[torch.Tensor, Segments], torch.Tensor]) -> torch.Tensor:
-    """What `compute` makes of each row's ids, in order: one row of output a row. Rows of similar length share a batch."""
+    """The output of `compute` for each row's ids, in order. Rows of similar length share a batch."""
     lengths = np.array([len(ids) for ids in encoded])
     order = np.argsort(lengths, kind="stable")
     device = model.embedding.weight.device
@@ -102,7 +102,7 @@ def by_length(model: Model, encoded: Sequence[np.ndarray], compute: Callable[[to
         chosen = order[start:stop]
         widths = lengths[chosen]
         ids = np.concatenate([encoded[i] for i in chosen]).astype(np.int64)
-        laid = lay_out(ids, widths, int(widths.max()), 0)  # segments tell what is padding, whatever its id
+        laid = lay_out(ids, widths, int(widths.max()), 0)  # segments mark padding, so its id does not matter
         pieces.append(compute(laid.to(device), Segments.from_lengths(widths.tolist(), device=device)).float().cpu())
         start = stop
     return torch.cat(pieces)[torch.from_numpy(np.argsort(order, kind="stable"))]
@@ -118,7 +118,7 @@ def run(
     imports: Sequence[str | Path] = (),
     top: int | None = None,
 ) -> int:
-    """Print an answer a line; -> how many. top: only so many classes, the likeliest first."""
+    """Print one answer per line -> how many. top: only this many classes, the likeliest first."""
     one_of("format", format, ["jsonl", "table", "csv"])
     if top is not None:
         at_least("top", top, 1)
@@ -146,7 +146,7 @@ def run(
 
 
 def _csv_header(answer: Answer, top: int | None) -> list[str]:
-    """The text columns, the answer, and its probability; with top: so many classes and their probabilities."""
+    """The text columns, the answer, and its probability; with top: this many classes and their probabilities."""
     texts = ["text"] if isinstance(answer["text"], str) else ["text1", "text2"]
     if "score" in answer:
         return [*texts, "score"]
@@ -181,7 +181,7 @@ def _table_row(answer: Answer, top: int | None = None) -> str:
 
 def read_texts(trained: Trained, given: Sequence[str], encoding: str = "utf-8") -> Iterator[str | tuple[str, ...]]:
     """Texts as given, the lines of standard input for '-', or a file: lines of a .txt, the model's text columns of a table.
-    In a line, a tab parts the two texts of a pair."""
+    In a line, a tab separates the two texts of a pair."""
     if list(given) == ["-"]:
         yield from _lines(trained, decoded(sys.stdin.buffer, "standard input", encoding))
         return
@@ -197,7 +197,7 @@ def read_texts(trained: Trained, given: Sequence[str], encoding: str = "utf-8") 
 
 
 def _check_no_file(text: str) -> None:
-    """One of the texts given, of which there may be several."""
+    """Refuse the name of a file among several texts."""
     if text == "-":
         raise ValueError("'-' is standard input, a text a line, and no other text can be given beside it")
     if _there(Path.is_file, text):
@@ -216,7 +216,7 @@ def _there(kind: Callable[[Path], bool], text: str) -> bool:
 
 
 def _lines(trained: Trained, numbered: Iterable[tuple[int, str]]) -> Iterator[str | tuple[str, ...]]:
-    """Blank ones are no texts; whoever lays answers beside lines has to know of them."""
+    """Skip blank lines, and print how many: answers then do not match line numbers."""
     blank = 0
     for _, line in numbered:
         if line.strip():

@@ -1,6 +1,6 @@
-"""The next batch, built while the device is busy with this one. Otherwise a small model on a GPU waits for the reading of rows.
+"""Build the next batch while the device works on the current one. Otherwise a small model on a GPU waits for rows.
 
-Batches are a function of (seed, epoch, step), so one built ahead is the one that would have been built in its turn.
+Batches are a function of (seed, epoch, step), so building one early does not change it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ Place = tuple[int, int]  # epoch, step of the epoch
 
 
 class Prefetch:
-    """depth 0: every batch when it is asked for, in the caller's thread."""
+    """depth 0: build every batch on request, in the caller's thread."""
 
     def __init__(self, batches: Batches, depth: int, prepare: Callable[[Batch], Batch] | None = None):
-        """prepare: what else is done to each batch, in the same thread."""
+        """prepare: applied to each batch in the same thread."""
         self.batches, self.depth, self.prepare = batches, depth, prepare
-        # One thread: the readers keep what they used last, and are not to be asked from two sides at once.
+        # One thread: readers cache what they used last and are not thread-safe.
         self.reader = ThreadPoolExecutor(1, thread_name_prefix="batches") if depth else None
         self.coming: list[Future[tuple[Place, Batch]]] = []
-        self.expected: Place | None = None  # what will be asked for, if all goes on as it did
-        self.at: Place = (0, 0)  # what is built next
+        self.expected: Place | None = None  # the request that is expected next
+        self.at: Place = (0, 0)  # the place that is built next
 
     def take(self, epoch: int, step: int) -> tuple[Place, Batch]:
-        """The batch at that place, or, past an epoch's end, the first of the next -> (where it stands, the batch)."""
+        """The batch at this place, or past the end of an epoch the first one of the next -> (its place, the batch)."""
         if self.reader is None:
             return self._build((epoch, step))
-        if self.expected != (epoch, step):  # the first, or after a resume
+        if self.expected != (epoch, step):  # the first request, or one after a resume
             for other in self.coming:
                 other.result()
             self.coming, self.at = [], (epoch, step)

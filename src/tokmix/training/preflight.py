@@ -1,4 +1,4 @@
-"""What `train`, `tune` and `compare` do before anything runs: look at what was given, prepare the data, leave nothing behind in vain."""
+"""Steps of `train`, `tune` and `compare` before training: check the settings, prepare the data, leave no folder behind on errors."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tokmix.training.model_folder import READ
 from tokmix.training.run_record import Choices
 from tokmix.training.settings import Settings
 
-MOST_LAYERS = 1000  # of a run; building more takes minutes before anything could be said about them
+MOST_LAYERS = 1000  # most layers of a run; building more takes minutes before they can be checked
 
 
 def check_stack(text: str) -> None:
-    """A stack that no task could have; whether it fits the data, only the data tells."""
+    """Refuse a stack that no task can use. Whether it fits the data is checked later."""
     specs = stack.parse(text)
     if len(specs) > MOST_LAYERS:
         raise ValueError(f"stack {text!r} has {len(specs):,} layers; a run takes at most {MOST_LAYERS:,}")
@@ -40,7 +40,7 @@ def check_stack(text: str) -> None:
 
 
 def check_memory(config: ModelConfig, world: World) -> None:
-    """Weights, gradients and the optimizer's two moments, shared out over the processes or not, have to fit."""
+    """Check that weights, gradients and the optimizer's two moments fit in memory, sharded or not."""
     with torch.device("meta"):
         parameters = Model(config).parameter_count()
     needed, there = 16 * parameters, memory_of(world.device)
@@ -52,8 +52,8 @@ def check_memory(config: ModelConfig, world: World) -> None:
 
 
 def source_of(data: Path) -> str:
-    """What a run is compared by when it is resumed: the content of prepared data, the name of other, whose content `check_source`
-    compares once it is prepared."""
+    """The identity of the data for --resume: the content of prepared data, the name of other data, whose content `check_source`
+    compares after preparation."""
     return card_hash(data) if is_prepared(data) else data.name
 
 
@@ -62,7 +62,7 @@ def card_hash(folder: Path) -> str:
 
 
 def check_not_late(data: str | Path, settings: Mapping[str, object], prefix: str = "") -> None:
-    """Settings of preparing are of no use where that is done."""
+    """Refuse settings of prepare for data that is already prepared."""
     if settings and is_prepared(data):
         raise ValueError(f"{data} is prepared already, so {prefix}{next(iter(settings))} comes too late")
 
@@ -70,7 +70,7 @@ def check_not_late(data: str | Path, settings: Mapping[str, object], prefix: str
 def prepare_settings(settings: Settings) -> dict[str, Any]:
     task = {"rtd": "mlm", "embed": "classify", "distill": "mlm"}.get(
         settings.train.task or "", settings.train.task
-    )  # what its data is prepared for
+    )  # the task that its data is prepared for
     given = settings.prepare if task is None else {"task": task, **settings.prepare}
     start = encoder.named(settings.train.start)
     if settings.train.teacher is not None and start is None:
@@ -84,12 +84,12 @@ def prepare_settings(settings: Settings) -> dict[str, Any]:
 
 
 def token_folder(data: Path, out: Path) -> Path:
-    """`data` itself where it is prepared, else out/data."""
+    """`data` itself if it is prepared, else out/data."""
     return data if is_prepared(data) else out / "data"
 
 
 def prepared_in(data: Path, out: Path, settings: Settings) -> Path:
-    """The folder of token files, made where it is not there yet."""
+    """The folder of token files, made if missing."""
     folder = token_folder(data, out)
     if not folder.exists():
         prepare(data, folder, **prepare_settings(settings))
@@ -97,7 +97,7 @@ def prepared_in(data: Path, out: Path, settings: Settings) -> Path:
 
 
 def check_source(data: Path, out: Path, settings: Settings) -> None:
-    """What is resumed goes on with out/data: that was made of this very data, unless the data is gone and nobody can tell."""
+    """A resumed run uses out/data. Check that it was made from this data, unless the data is gone."""
     folder = out / "data"
     if is_prepared(data) or not data.exists() or not folder.exists():
         return
@@ -108,7 +108,7 @@ def check_source(data: Path, out: Path, settings: Settings) -> None:
 
 
 def check_start(start: encoder.Encoder | None, out: Path, chosen: Choices) -> None:
-    """What is resumed goes on from the encoder that it started from: its weights count until the first checkpoint."""
+    """A resumed run has to name the encoder it started from, whose weights count until the first checkpoint."""
     if start is None:
         return
     now = int(sha256_together(start.folder / name for name in READ)[:12], 16)
@@ -125,7 +125,7 @@ def put_aside(model: Path, error: Damaged, say: Callable[[str], None]) -> None:
 
 @contextmanager
 def nothing_left_of(out: Path, new: bool) -> Iterator[None]:
-    """Bad data, or settings that do not fit it: a new folder goes away again, as a second try would run into it."""
+    """On bad data or settings, remove the new folder, so that a second try can use its name."""
     try:
         yield
     except BaseException:

@@ -1,7 +1,7 @@
-"""The network's last steps: once its figure is known, it learns from the labelled rows that were kept apart until then.
+"""The last steps of the network: after its figure is measured, it learns from the labelled rows that were held out until then.
 
-It goes on from its best weights, at a fifth of the learning rate, which falls again: PASSES times over the new rows, and over as many
-that it knows, drawn anew each time, so that it does not forget those. The figure of the run is that of the weights before.
+It continues from its best weights at a fifth of the learning rate, which falls again: PASSES times over the new rows and as many
+known rows, drawn anew each time, so that it does not forget them. The figure of the run is that of the weights before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tokmix.training.engine import Engine
 from tokmix.training.schedule import learning_rate
 
 PASSES, RATE, RISE = 2, 0.2, 0.1
-MOST = 0.25  # of the steps before
+MOST = 0.25  # of the rate before
 
 
 def left_out(engine: Engine) -> dict[str, np.ndarray]:
@@ -36,7 +36,7 @@ def left_out(engine: Engine) -> dict[str, np.ndarray]:
 
 
 def steps_of(engine: Engine) -> int:
-    """How many there are, were they not bounded; 0: the network keeps its weights, as where a scaler was folded in."""
+    """Number of steps without a time limit; 0: the network keeps its weights, for example if a scaler was folded in."""
     work = engine.work
     wanted = work.train.refit and work.train.fraction == 1 and work.task in LABELLED and work.unit == 1 and not work.frozen
     known = len(work.files["train"]) if work.kept is None else len(work.kept)
@@ -45,7 +45,7 @@ def steps_of(engine: Engine) -> int:
 
 
 def refit(engine: Engine) -> int:
-    """-> how many rows the network has learned from in all; 0: nothing was done."""
+    """-> number of rows the network has learned from in all; 0: nothing was done."""
     work, new = engine.work, left_out(engine)
     if not steps_of(engine):
         return 0
@@ -65,7 +65,7 @@ def refit(engine: Engine) -> int:
 
 @dataclass
 class _MoreSteps:
-    """Of an engine whose run has ended (loop.Run)."""
+    """A loop.Run of more steps, for an engine whose run has ended."""
 
     engine: Engine
     batches: list[Batch]
@@ -83,7 +83,7 @@ class _MoreSteps:
 
 
 def _epoch(engine: Engine, new: dict[str, np.ndarray], epoch: int) -> list[Batch]:
-    """Batches of the new rows and of as many known ones, in an order of their own."""
+    """Batches of the new rows and as many known ones, shuffled."""
     work, count = engine.work, sum(map(len, new.values()))
     known = np.arange(len(work.files["train"])) if work.kept is None else work.kept
     draw = np.random.default_rng((work.train.seed, epoch))

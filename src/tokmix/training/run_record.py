@@ -1,4 +1,4 @@
-"""run.json: what a run was asked for, which --resume compares, and what it chose at its first start."""
+"""run.json: the settings of a run, which --resume compares, and its choices at the first start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERSION = 1
 class RunRecord:
     source: str  # hash of prepared data, else the data's name
     settings: dict[str, dict[str, object]]  # model, train, prepare
-    chosen: dict[str, Any] = field(default_factory=dict)  # at the first start, by Choices
+    chosen: dict[str, Any] = field(default_factory=dict)  # choices at the first start, by Choices
     format: str = FORMAT
     version: int = VERSION
 
@@ -30,13 +30,13 @@ class RunRecord:
     @classmethod
     def read(cls, out: Path) -> RunRecord:
         path = out / NAME
-        known = {"format": FORMAT, "version": VERSION, **read_json(path)}  # the first ones did not say
+        known = {"format": FORMAT, "version": VERSION, **read_json(path)}  # missing in the first version
         check_format(known, path, FORMAT, (VERSION,), "a run")
         return from_json(cls, known, path)
 
 
 class Choices:
-    """What a run chose at its first start: a resumed run does not choose again."""
+    """Choices of the first start; a resumed run does not choose again."""
 
     def __init__(self, out: Path, world: World):
         self.out, self.world = out, world

@@ -1,4 +1,4 @@
-"""How long a run is, how the learning rate goes over it, and how it is asked to end early."""
+"""Length of a run, its learning rate over time, and signals that end it early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokmix.training.task import TrainingTask
 
 @dataclass(frozen=True)
 class Growth:
-    """How many batches a step has: `most`, or, over the first `share` of the steps, from one to that."""
+    """Batches per step: `most`, or growing from one to `most` over the first `share` of the steps."""
 
     most: int
     share: float
@@ -25,14 +25,14 @@ class Growth:
         return 1 + round((self.most - 1) * min(1.0, rise))
 
     def mean(self, start: float = 0.0, stop: float = 1.0) -> float:
-        """Batches of the mean step of a part of the run; start, stop: shares of the steps."""
+        """Mean number of batches per step in a part of the run; start, stop: shares of the steps."""
         if not self.share or stop <= start:
             return float(self.most)
         area = lambda end: min(end, self.share) ** 2 / (2 * self.share) + max(end - self.share, 0.0)
         return 1 + (self.most - 1) * (area(stop) - area(start)) / (stop - start)
 
     def to_come(self, done: float) -> float:
-        """Batches of a step after that share of the steps, over those of one before it."""
+        """Mean batches per step after this share of the steps, divided by the mean before it."""
         return self.mean(done) / self.mean(0.0, done)
 
 
@@ -45,7 +45,7 @@ def planned_steps(work: TrainingTask, world: World) -> int:
 
 
 def learning_rate(step: int, total: int, lr: float, warmup: float, final: float, schedule: str = "cosine") -> float:
-    """Of step 0 .. total - 1: a rise, then a fall that ends at final * lr: a cosine, or a straight line (triangle)."""
+    """Learning rate of step 0 .. total - 1: a linear rise, then a fall to final * lr, as a cosine or a straight line (triangle)."""
     rise = max(1, round(warmup * total))
     rise = rise if schedule == "triangle" else min(rise, 1000)
     if step < rise:
@@ -58,7 +58,7 @@ def learning_rate(step: int, total: int, lr: float, warmup: float, final: float,
 
 @contextmanager
 def on_signal(ask: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C (or request to end) asks; a second one ends at once, as it would without us."""
+    """The first Ctrl-C (or SIGTERM) requests the end; a second one ends at once, as without this handler."""
     before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -68,7 +68,7 @@ def on_signal(ask: Callable[[], None]) -> Iterator[None]:
     try:
         for one in (signal.SIGINT, signal.SIGTERM):
             before[one] = signal.signal(one, note)
-    except ValueError:  # not the main thread: whoever owns that one decides
+    except ValueError:  # not the main thread, which alone may set handlers
         before.clear()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Masked language modelling. The masked tokens are a function of (seed, epoch, row), their number of the row's length alone.
+"""Masked language modelling. The masked tokens are a function of (seed, epoch, row), their number only of the row's length.
 
 The count has to follow from the length: then every rank knows the number of targets of the whole batch, by which the loss
 is divided, without reading the other ranks' rows. Of the hidden tokens 80 % become the mask, 10 % some other token, and
@@ -12,7 +12,7 @@ from tokmix.core.optional import np
 from tokmix.data.card import Card
 from tokmix.data.order import mix
 
-IGNORE = -100  # the target of a token that is not to be predicted: what torch's cross entropy skips by default
+IGNORE = -100  # target of a token that is not predicted; torch's cross entropy skips it by default
 
 
 class Masking:
@@ -27,7 +27,7 @@ class Masking:
         self.ordinary = np.setdiff1d(np.arange(card.tokenizer["vocab"]), np.array(sorted(roles.values())))
 
     def count(self, candidates: np.ndarray) -> np.ndarray:
-        """How many of that many ordinary tokens are hidden: at least one, where there is one."""
+        """How many of this many ordinary tokens are hidden: at least one, if there is one."""
         return np.minimum(candidates, np.maximum(1, (candidates * self.rate + 0.5).astype(np.int64)))
 
     def __call__(self, ids: np.ndarray, lengths: np.ndarray, epoch: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -37,7 +37,7 @@ class Masking:
         free = np.flatnonzero(~np.isin(ids, self.kept))
         owner = owner[free]
         chance = mix(place[free], self.seed, epoch, rows[owner])
-        # By row, and within a row by chance: one sort of one key, since a GPU waits for this.
+        # Sorted by row, and randomly within a row: one sort of one key, because a GPU waits for this.
         order = np.argsort((owner.astype(np.uint64) << np.uint64(40)) | (chance >> np.uint64(24)), kind="stable")
         candidates = np.bincount(owner, minlength=len(lengths))
         rank = np.arange(len(free)) - np.repeat(np.cumsum(candidates) - candidates, candidates)

@@ -29,7 +29,7 @@ class Batch:
     """One rank's part of the batch of one step.
 
     `total` counts the targets of the whole batch, over all ranks: sum the losses of the targets, divide by it, and a run
-    on two ranks has the loss of a run on one. A rank for which no row was left gets one with weight 0, to keep step.
+    on two ranks has the loss of a run on one. A rank without a row gets one with weight 0, to stay in step.
     """
 
     ids: Tensor  # [B, T]
@@ -82,16 +82,16 @@ class Batches(ABC):
             raise IndexError(f"step {step} of epoch {epoch}, which has {self.steps(epoch)}")
 
     def _mine(self, whole: np.ndarray) -> tuple[np.ndarray, float]:
-        """Every world-th item, so that parts are alike in length; (the first item, weight 0) where none is left."""
+        """Every world-th item, so that parts have similar lengths; (the first item, weight 0) if none is left."""
         mine = whole[self.rank :: self.world]
         return (mine, 1.0) if len(mine) else (whole[:1], 0.0)
 
 
 class RowBatches(Batches):
-    """Rows in pools of some sixty batches: shuffled into pools, sorted by length within one, cut to the budget, shuffled again.
+    """Rows in pools of about sixty batches: shuffled into pools, sorted by length within a pool, cut to the budget, shuffled again.
 
     tokens    most tokens of a batch, padding included; a longer row makes a batch alone
-    rows      numbers of the rows to use, where not all (see split.holdout)
+    rows      numbers of the rows to use, if not all (see split.holdout)
     packed    all sequences in one row without padding, ids [1, N]; else one a row, padded to a multiple of pad_to
     mask      hide tokens and make them the targets
     targets   of these rows, where the split's own are not meant
@@ -173,7 +173,7 @@ class RowBatches(Batches):
         while (start := bounds[-1]) < len(wide):
             last = min(len(wide), start + self.max_rows)
             bounds.append(start + max(1, bisect_right(range(start + 1, last + 1), self.tokens, key=lambda stop: size(start, stop))))
-        if len(bounds) > 2:  # the last batch is what was left over, at worst one row: even it out with its neighbour
+        if len(bounds) > 2:  # the last batch has the remaining rows, possibly one: share rows with its neighbour
             middle = (bounds[-3] + bounds[-1]) // 2
             if middle > bounds[-3] and max(size(bounds[-3], middle), size(middle, bounds[-1])) <= self.tokens:
                 bounds[-2] = middle
@@ -228,7 +228,7 @@ class RowBatches(Batches):
         return self.split.targets[rows]
 
     def _row_weights(self, rows: np.ndarray) -> Tensor | None:
-        if self.weight_mean is None or self.mask is not None:  # hidden tokens are found in every row alike
+        if self.weight_mean is None or self.mask is not None:  # masked language modelling weighs all rows equally
             return None
         assert self.split.weights is not None
         return torch.from_numpy(self.split.weights[rows].astype(np.float32) / np.float32(self.weight_mean))

@@ -22,7 +22,7 @@ from tokmix.data.tokens import TokenSplit, runs
 
 
 class Stream:
-    """Some documents of a split (all, where rows is None) laid end to end."""
+    """Some documents of a split (all, if rows is None) end to end."""
 
     def __init__(self, split: TokenSplit, rows: np.ndarray | None = None):
         self.split, self.rows = split, rows
@@ -57,7 +57,7 @@ class Stream:
 class WindowBatches(Batches):
     """Windows of `length` tokens, as many to a batch as `tokens` allows. The targets are the next tokens, or with `mask` the hidden ones.
 
-    Where shuffled, windows begin elsewhere in every epoch. The first and the last window may be shorter, and are padded.
+    If shuffled, windows begin at other places in every epoch. The first and the last window may be shorter, and are padded.
     """
 
     def __init__(

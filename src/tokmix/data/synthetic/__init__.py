@@ -1,10 +1,10 @@
 """Synthetic tasks for causal mixers: the six of MAD (Poli et al. 2024) and multi-query associative recall (Arora et al. 2023).
 
     task = synthetic.create("noisy_recall", noise=0.4)
-    train, test = task.split(seed=0)         # inputs and targets [n, T], -100 where nothing is asked
+    train, test = task.split(seed=0)         # inputs and targets [n, T], -100 where nothing is scored
     print(task.show(test, row=0), task.chance)
 
-Written from the published definitions; docs/synthetic.md says where those leave something open and what we chose.
+Written from the published definitions; docs/synthetic.md lists what they leave open and our choices.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def tasks() -> list[str]:
 
 
 def create(name: str, **settings: typing.Any) -> Task:
-    """A task in its base settings, but for those given."""
+    """A task with its base settings, except for those given."""
     checks.one_of("task", name, TASKS)
     known = [field.name for field in fields(TASKS[name])]
     for given in settings:

@@ -14,8 +14,8 @@ from tokmix.data.synthetic.task import FEWER, Learns, Task
 
 @dataclass(frozen=True, kw_only=True)
 class Compression(Task):
-    """Random tokens, then the compression token (the last id). Asked: every token, in its own place, of a decoder that is given the state
-    at the last position alone (run.AutoEncoder). The compression token itself, the same in every row, is not asked."""
+    """Random tokens, then the compression token (the last id). Targets: every token, at its own position, predicted by a decoder that gets
+    only the state at the last position (training.synthetic.AutoEncoder). The compression token itself is no target."""
 
     vocab: int = 16
     length: int = 32

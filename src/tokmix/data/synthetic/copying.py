@@ -15,7 +15,7 @@ from tokmix.data.synthetic.task import FEWER, Task
 
 @dataclass(frozen=True, kw_only=True)
 class SelectiveCopying(Task):
-    """`copies` tokens scattered among blanks, then the copy token, then `copies` blanks. Asked: at those last blanks, the tokens in their
+    """`copies` tokens scattered among blanks, then the copy token, then `copies` blanks. Targets: at those last blanks, the tokens in their
     order. The last two ids are the blank and the copy token; the places of the tokens are a uniform choice."""
 
     vocab: int = 16

@@ -1,4 +1,4 @@
-"""Chance as a function of (seed, index): row 7 of a seed is the same row whether one is made or ten thousand."""
+"""Random numbers as a function of (seed, index): row 7 of a seed does not depend on how many rows are made."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Draws:
 
 
 def repeated(codes: np.ndarray) -> np.ndarray:
-    """[n, P] -> [n, P] bool: whether the same number stands further left in its row."""
+    """[n, P] -> [n, P] bool: whether the same number occurs earlier in its row."""
     order = np.argsort(codes, axis=1, kind="stable")
     ordered = np.take_along_axis(codes, order, axis=1)
     again = np.zeros(codes.shape, dtype=bool)

@@ -16,14 +16,14 @@ from tokmix.data.synthetic.draws import Draws, repeated
 from tokmix.data.synthetic.recall import InContextRecall
 from tokmix.data.synthetic.task import Examples, Learns, Task, ask_next
 
-ABSENT = -1  # a place of a motif that is shorter
+ABSENT = -1  # an unused place of a shorter motif
 
 
 @dataclass(frozen=True, kw_only=True)
 class FuzzyRecall(Task):
     """In-context recall where keys and values are motifs: 1 to `motif` adjacent tokens without repetition; keys of test rows always
     have `motif`. Within a row a key has one value. A probe pair stands somewhere and is asked again at the end; rows are padded on the
-    left. Asked: every token of the value of a key that stood before, at the position before that token.
+    left. Targets: every token of the value of a repeated key, at the position before that token.
 
     The last id is the pad token; of the others the first half, rounded down, are in keys, the rest in values. So a key ends where a
     token of a value stands. Lengths are uniform; pairs are drawn until the next one would not fit.

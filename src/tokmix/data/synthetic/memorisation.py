@@ -15,7 +15,7 @@ from tokmix.data.synthetic.task import Task, even
 @dataclass(frozen=True, kw_only=True)
 class Memorisation(Task):
     """Pairs (key, insert token) under one map from keys to values for the whole data set, test rows included; no value ever stands in the
-    inputs, so it has to be kept in the weights. Asked: at each insert token, the value of the key before it.
+    inputs, so it has to be kept in the weights. Targets: at each insert token, the value of the key before it.
 
     The last id is the insert token; of the others the first half are keys, the second values (one id is left over if vocab is even).
     The map is one-to-one and depends on `map_seed` alone.
@@ -26,7 +26,7 @@ class Memorisation(Task):
     examples: int = 256
     map_seed: int = 0
 
-    new_tests: ClassVar[bool] = False  # what is to be learnt is the map
+    new_tests: ClassVar[bool] = False  # the map is what a model learns
     varied: ClassVar[dict[str, Sequence[float]]] = {"vocab": (512, 1024, 2048, 4096, 8192)}
 
     def check(self) -> None:
@@ -44,7 +44,7 @@ class Memorisation(Task):
 
     @property
     def ceiling(self) -> float:
-        """The share of test targets whose key can be expected in the training set: below 1 where keys are many and examples few."""
+        """The share of test targets whose key can be expected in the training set: below 1 with many keys and few examples."""
         return 1 - (1 - 1 / self._keys) ** (self.examples * self.length // 2)
 
     def rows(self, draws: Draws, test: bool) -> tuple[np.ndarray, np.ndarray]:

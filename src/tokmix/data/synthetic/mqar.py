@@ -15,7 +15,7 @@ from tokmix.data.synthetic.task import Task, even
 @dataclass(frozen=True, kw_only=True)
 class MultiQueryRecall(Task):
     """`pairs` pairs (key, value) first, then each key once more, at an even offset behind them; every other position holds a random token.
-    Asked: at each key's second place, its value.
+    Targets: at each key's second place, its value.
 
     Keys are different ones of 1 ... vocab/2 - 1, values different ones of vocab/2 ... vocab - 1. The gap g = 1, 2, ... of a key stands for
     offset 2 (g - 1) and is drawn with p(g) in proportion to g^(power - 1), without repetition: a small power asks soon. Random tokens

@@ -14,8 +14,8 @@ from tokmix.data.synthetic.task import FEWER, Learns, Task, ask_next, even
 
 @dataclass(frozen=True, kw_only=True)
 class InContextRecall(Task):
-    """Pairs (key, value): keys from the first half of the vocabulary, values from the second. Within a row a key always has the
-    same value, across rows it has not; the last pair repeats a key. Asked: at every key that stood before, its value."""
+    """Pairs (key, value): keys from the first half of the vocabulary, values from the second. A key has the same value within a row,
+    but not across rows; the last pair repeats a key. Targets: at every repeated key, its value."""
 
     vocab: int = 16
     length: int = 128
@@ -37,7 +37,7 @@ class InContextRecall(Task):
         return range(self.ordinary // 2, self.ordinary)
 
     def real(self, draws: Draws, pairs: int) -> np.ndarray:
-        """[n, P] bool: where a key and its value stand, and not noise."""
+        """[n, P] bool: places of a key and its value, not of noise."""
         return np.ones((len(draws.bits()), pairs), dtype=bool)
 
     def rows(self, draws: Draws, test: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -50,7 +50,7 @@ class InContextRecall(Task):
         if not real.all():
             noise = self.ordinary + draws.below(self.vocab - self.ordinary, pairs, 2)
             inputs = np.where(real[..., None], inputs, noise)
-        again = repeated(np.where(real, keys, -1 - np.arange(pairs)))  # a number of its own for each pair of noise
+        again = repeated(np.where(real, keys, -1 - np.arange(pairs)))  # a separate number for each pair of noise
         asked = np.stack([np.zeros_like(again), again], axis=2)
         flat = inputs.reshape(len(keys), -1)
         return flat, ask_next(flat, asked.reshape(flat.shape))
@@ -63,7 +63,7 @@ class InContextRecall(Task):
 @dataclass(frozen=True, kw_only=True)
 class NoisyRecall(InContextRecall):
     """In-context recall where, with probability `noise`, two tokens of a separate vocabulary of `noise_vocab` (part of `vocab`) stand in
-    a pair's place. At least one pair before the last is real. Asked: at every key that stood before, its value; at noise, nothing."""
+    a pair's place. At least one pair before the last is real. Targets: at every repeated key, its value; none at noise."""
 
     vocab: int = 32
     noise: float = 0.2

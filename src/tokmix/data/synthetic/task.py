@@ -1,4 +1,4 @@
-"""What every synthetic task is: settings, rows made from (seed, index), and what is asked of a model."""
+"""The base of every synthetic task: settings, rows made from (seed, index), and targets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokmix.core.optional import np
 from tokmix.data.batches.mask import IGNORE
 from tokmix.data.synthetic.draws import Draws
 
-BLOCK = 1024  # rows made at a time: bounds memory, changes nothing
+BLOCK = 1024  # rows made at a time: bounds memory, does not change results
 EXAMPLES, FEWER = 12_800, (6400, 3200, 1600, 800)
 Learns = Literal["next", "targets", "rebuild"]
 
@@ -51,8 +51,8 @@ class Task(ABC):
     # next: train to predict every next token, score the targets. targets: train on what is scored.
     # rebuild: all tokens from the state at the last position alone (run.AutoEncoder); any other model would copy its input.
     learns: ClassVar[Learns] = "targets"
-    new_tests: ClassVar[bool] = True  # no test row may stand in the training set
-    varied: ClassVar[dict[str, Sequence[float]]] = {}  # the axes of difficulty: each changed alone, from the base settings
+    new_tests: ClassVar[bool] = True  # no test row may be in the training set
+    varied: ClassVar[dict[str, Sequence[float]]] = {}  # the axes of difficulty: each is changed alone from the base settings
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
@@ -64,7 +64,7 @@ class Task(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Refuse, in one line, settings of which no row can be made."""
+        """Refuse settings from which no row can be made."""
 
     @abstractmethod
     def rows(self, draws: Draws, test: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -73,19 +73,19 @@ class Task(ABC):
     @property
     @abstractmethod
     def answers(self) -> range:
-        """The tokens among which every target is."""
+        """The set of tokens that contains every target."""
 
     @abstractmethod
     def spell(self, token: int) -> str:
-        """A token for human eyes."""
+        """A token as readable text."""
 
     @property
     def chance(self) -> float:
-        """Accuracy of a guess among the answers without a look at the row."""
+        """Accuracy of guessing among the answers."""
         return 1 / len(self.answers)
 
     def make(self, n: int, seed: int, *, start: int = 0, test: bool = False) -> Examples:
-        """Rows start ... start + n - 1 of a seed. `test`: as the test set has them, where that differs."""
+        """Rows start ... start + n - 1 of a seed. `test`: rows of the test set, if they differ."""
         checks.at_least("n", n, 1)
         checks.at_least("start", start, 0)
         checks.typed("seed", seed, int)
@@ -95,7 +95,7 @@ class Task(ABC):
         return Examples(inputs, targets)
 
     def split(self, seed: int) -> tuple[Examples, Examples]:
-        """Training and test set, from different seeds; test rows that stand in the training set are replaced by the next ones."""
+        """Training and test set, from different seeds; test rows that are in the training set are replaced by the next ones."""
         train = self.make(self.examples, 2 * seed)
         known = {row.tobytes() for row in train.inputs.numpy()} if self.new_tests else set()
         parts: list[Examples] = []
@@ -109,7 +109,7 @@ class Task(ABC):
         raise ValueError(f"vocab={self.vocab}, length={self.length}: too few different rows for {self.tests} that are not in training")
 
     def learned(self, data: Examples) -> Tensor:
-        """What training predicts, [n, T]: every next token where the task `learns` that, else the targets."""
+        """The targets of training, [n, T]: every next token if the task `learns` that, else the targets."""
         if self.learns != "next":
             return data.targets
         return torch.cat([data.inputs[:, 1:], torch.full_like(data.inputs[:, :1], IGNORE)], dim=1)
@@ -120,7 +120,7 @@ class Task(ABC):
         return [self, *(replace(self, **change) for change in changes)]  # type: ignore[arg-type]  # a field's name and its value
 
     def show(self, data: Examples, row: int = 0) -> str:
-        """Two lines: the inputs of a row, and below each what is asked there."""
+        """Two lines: the inputs of a row, and below them the targets."""
         pairs = zip(data.inputs[row].tolist(), data.targets[row].tolist(), strict=True)
         columns = [(self.spell(token), "." if target == IGNORE else self.spell(target)) for token, target in pairs]
         wide = [max(map(len, column)) for column in columns]
@@ -136,7 +136,7 @@ def even(what: str, given: int, least: int) -> None:
 
 
 def ask_next(inputs: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Targets [n, T]: each token that is asked, at the position before it; asked [n, T] bool."""
+    """Targets [n, T]: each token marked in `asked` [n, T] bool, at the position before it."""
     targets = np.full_like(inputs, IGNORE)
     targets[:, :-1] = np.where(asked[:, 1:], inputs[:, 1:], IGNORE)
     return targets
