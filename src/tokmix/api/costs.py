@@ -1,4 +1,4 @@
-"""tokmix.cost: what stacks cost by length and where two cross, or what runs on disk did cost."""
+"""tokmix.cost: the cost of stacks by length and where two cross, or the cost of runs on disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIM, VOCAB, FARTHEST = 256, 30522, 32768
 @dataclass(frozen=True)
 class Costs:
     record: JsonObject  # {"stacks": [...], "crossings": [...]} or {"results": [...]}
-    text: str  # the same for people
+    text: str  # the same as text tables
     equal: bool = True  # with check=True: whether the formulas agree with torch's operation counter
 
     def __str__(self) -> str:

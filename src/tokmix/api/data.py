@@ -1,4 +1,4 @@
-"""Data as a Python program has it -> a path, which is what everything below reads.
+"""Data of a Python program -> a path, which all other code reads.
 
 as_path("reviews.csv")                              the path itself
 as_path([("a fine film", "good"), ...])             (text, label), or (one text, the other, label)
@@ -23,7 +23,7 @@ LABEL = "label"
 
 @runtime_checkable
 class Frame(Protocol):
-    """A pandas.DataFrame, by what is used of it."""
+    """The methods of a pandas.DataFrame that are used."""
 
     @property
     def columns(self) -> Iterable[object]: ...
@@ -33,7 +33,7 @@ class Frame(Protocol):
 
 @runtime_checkable
 class Saved(Protocol):
-    """A datasets.Dataset or DatasetDict, by what is used of it."""
+    """The methods of a datasets.Dataset or DatasetDict that are used."""
 
     def save_to_disk(self, dataset_path: str) -> None: ...
 
@@ -44,8 +44,8 @@ Data: TypeAlias = str | Path | Frame | Saved | Mapping[str, Sequence[object]] | 
 
 @contextmanager
 def as_path(data: Data, text: Sequence[str] | None = None, label: str | None = None) -> Iterator[str | Path]:
-    """A path to the data; what is not on disk is written to a folder that goes away again.
-    text, label: names for the columns of rows that have none, where a model knows its own."""
+    """A path to the data. Data that is not on disk is written to a temporary folder.
+    text, label: column names for rows without names, from a model."""
     if isinstance(data, (str, Path)):
         yield data
         return
@@ -94,7 +94,7 @@ def _named(row: Row, number: int, text: Sequence[str] | None, label: str | None)
 
 
 def _known(value: object) -> object:
-    """None for a missing value: pandas has NaN and NaT for it, which are not equal to themselves."""
+    """None for a missing value; pandas uses NaN and NaT, which are not equal to themselves."""
     if isinstance(value, (str, int)):
         return value
     missing = value != value if isinstance(value, float) else str(value) in ("<NA>", "NaT")
@@ -102,12 +102,12 @@ def _known(value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """A number or a list of numpy as Python's own; anything else, such as a date, as text."""
+    """Numbers and arrays of numpy as Python's own; other values, such as dates, as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def _save(data: Saved, folder: Path) -> Path:
-    """With its class names, which rows alone would lose."""
+    """Save with class names, which rows alone would lose."""
     from tokmix.core.optional import need
 
     datasets = need("datasets", "reading a datasets.Dataset")

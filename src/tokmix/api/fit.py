@@ -23,8 +23,8 @@ from tokmix.runs.files import JsonObject
 class Run:
     """A run that has ended. Its folder holds model/, log.jsonl and checkpoints/."""
 
-    folder: Path  # a temporary one where no `out` was given: it lives as long as this object or its model
-    record: JsonObject  # what model/training.json holds
+    folder: Path  # a temporary one without `out`, which is removed with this object and its model
+    record: JsonObject  # the content of model/training.json
     _kept: Kept | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -33,7 +33,7 @@ class Run:
 
     @property
     def figures(self) -> JsonObject:
-        """On the split `record["split"]`; empty where the data has neither test nor valid."""
+        """The figures on the split `record["split"]`; empty if the data has neither test nor valid."""
         return dict(self.record["figures"])
 
     @property
@@ -99,10 +99,10 @@ def pretrain(
     verbose: bool = False,
     **settings: object,
 ) -> Run:
-    """Train an encoder on plain text: it learns to find hidden tokens. `train(data, start=out)` starts from it.
+    """Train an encoder on plain text: it learns to predict hidden tokens. `train(data, start=out)` starts from it.
 
     texts     a file or folder of text, or several of them, or a folder that `tokmix prepare --task mlm` wrote
-    settings  as of `train`, whose defaults for this are PRETRAINING; a config goes before those
+    settings  as of `train`, with the defaults of PRETRAINING; a config overrides those
     """
     from tokmix.training.settings import read_config
 

@@ -1,4 +1,4 @@
-"""Mixers of your own: does one hold the contract?"""
+"""Check mixers of your own against the contract."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tokmix.contract.run import Outcome
 
-SHOWN = 3  # failed cases shown for a rule; the rest is counted
+SHOWN = 3  # failed cases shown per rule; the others are counted
 
 
 def check(what: str | Path, *, only: str | None = None, say: Callable[[str], None] = lambda line: None) -> dict[str, list[Outcome]]:

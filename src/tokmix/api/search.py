@@ -12,14 +12,14 @@ from tokmix.api.settings import Kept, full_names, output_folder, settings_of, to
 from tokmix.runs.files import JsonObject
 
 SHAPES = "shapes"  # the toy task of reproduce/toy; ./shapes for a folder of that name
-SEQUENCES = 1000  # of shapes to train on
-TAKEN = ("train.epochs", "train.device", "train.seed")  # by the toy task
+SEQUENCES = 1000  # training sequences of shapes
+TAKEN = ("train.epochs", "train.device", "train.seed")  # settings of the toy task
 
 
 @dataclass(frozen=True)
 class Tuning:
-    folder: Path  # of the trials; a temporary one where no `out` was given, which lives as long as this object
-    record: JsonObject  # what tune.json holds
+    folder: Path  # of the trials; a temporary one without `out`, which is removed with this object
+    record: JsonObject  # the content of tune.json
     _kept: Kept | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -28,7 +28,7 @@ class Tuning:
 
     @property
     def best(self) -> JsonObject | None:
-        """The settings of the best trial, to be given to `train`; None where every trial diverged."""
+        """The settings of the best trial, for `train`; None if every trial diverged."""
         first = self.record["best"]
         if first is None:
             return None
@@ -76,13 +76,13 @@ def tune(
 
 @dataclass(frozen=True)
 class Comparison:
-    folder: Path  # of the runs; a temporary one where no `out` was given, which lives as long as this object
-    record: JsonObject  # what compare.json holds
+    folder: Path  # of the runs; a temporary one without `out`, which is removed with this object
+    record: JsonObject  # the content of compare.json
     _kept: Kept | None = field(default=None, repr=False, compare=False)
 
     @property
     def table(self) -> str:
-        """The same for people."""
+        """The same as a text table."""
         return (self.folder / "table.txt").read_text(encoding="utf-8")
 
 
@@ -105,7 +105,7 @@ def compare(
     **settings: object,
 ) -> Comparison:
     """Train several stacks on one task and test their differences; see `tokmix compare --help` for the arguments.
-    match: whose parameters all get: "largest" (the default) or "first"; "none": every stack as it is.
+    match: whose number of parameters all stacks get: "largest" (the default) or "first"; "none": every stack as it is.
     data="shapes" is the toy task of the papers, of n sequences, in a checkout."""
     given = full_names(settings)
     for name, instead in (("model.stack", "the stacks as arguments"), ("train.fraction", "--fractions")):

@@ -56,7 +56,7 @@ def full_names(given: Mapping[str, object]) -> dict[str, object]:
 
 @contextmanager
 def told(verbose: bool) -> Iterator[Callable[[str], None]]:
-    """Where lines go: to standard output, or nowhere, and then no bars are drawn either."""
+    """A function that prints lines if verbose; otherwise it drops them, and no progress bars are drawn."""
     from tokmix.show.progress import silent
 
     if verbose:
@@ -75,7 +75,7 @@ class Kept:
 
 
 def output_folder(out: str | Path | None) -> tuple[Path, Kept | None]:
-    """The given folder; without one a temporary folder, which lives as long as the second value does."""
+    """The given folder; else a temporary folder, which is removed with the second value."""
     if out is not None:
         return Path(out), None
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -1,4 +1,4 @@
-"""tokmix.transfer: a Hugging Face model -> the same with mixers in place of attention, taught by the old one."""
+"""tokmix.transfer: a Hugging Face model -> the same model with mixers instead of attention, trained to match the old one."""
 
 from __future__ import annotations
 

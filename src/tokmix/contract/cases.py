@@ -1,4 +1,4 @@
-"""A mixer with every option it declares, one at a time, found from its constructor: no mixer is named here."""
+"""A mixer with every option it declares, one option at a time. Options come from the constructor, so no mixer is named here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Case:
     options: dict[str, object] = field(default_factory=dict)
 
     def make(self, dim: int = DIM, max_len: int = MAX_LEN, layer: int = 1, dtype: torch.dtype = torch.float64) -> Mixer:
-        """With parameters drawn afresh, so that zero-initialised ones are tested too."""
+        """Make it with new random parameters, so that zero-initialised ones are tested too."""
         torch.manual_seed(0)
         mixer = create(self.name, dim, causal=self.causal, max_len=max_len, layer=layer, **self.options)
         with torch.no_grad():
@@ -42,7 +42,7 @@ class Case:
 
 
 def other_values(hint: object, default: object) -> list[object]:
-    """Values of an option worth trying beside its default, from its type alone."""
+    """Values of an option to try in addition to its default, from its type."""
     if typing.get_origin(hint) is typing.Literal:
         return [value for value in typing.get_args(hint) if value != default]
     if typing.get_origin(hint) is tuple:
@@ -60,7 +60,7 @@ def other_values(hint: object, default: object) -> list[object]:
 
 
 def cases(names: Iterable[str] | None = None) -> tuple[list[Case], dict[str, ValueError]]:
-    """(what can be made, what its constructor refuses and how). An option may ask for another one or for the causal form.
+    """(cases that can be made, refused cases and their message). An option may ask for another one or for the causal form.
     Raises what the constructor raises with its defaults."""
     found: list[Case] = []
     refused: dict[str, ValueError] = {}

@@ -1,4 +1,4 @@
-"""Rules about padding, packing, shapes and what is refused."""
+"""Rules about padding, packing, shapes and refused input."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def agrees_in(case: Case, layout: str) -> None:
 
 @rule("the output has the shape of the input, and repeats", first=True)
 def output_fits_and_repeats(case: Case) -> None:
-    """Before all other rules, which would say the same in many words."""
+    """Runs first, because a failure here would make most other rules fail."""
     mixer, x = case.make(), tokens(2, 6, DIM).requires_grad_()
     y = mixer(x)
     hold(isinstance(y, torch.Tensor), f"tokens come out as {type(y).__name__} instead of a tensor")

@@ -72,7 +72,7 @@ def near_in(case: Case, dtype: torch.dtype) -> None:
     half.load_state_dict(exact.state_dict())
     exact.load_state_dict(half.state_dict())  # the same rounded weights in both
     bar = 10 * torch.finfo(dtype).eps * DIM**0.5
-    # Where a score is so near zero that rounding turns its sign, a ReLU jumps by more than any eps; this seed has none.
+    # If rounding changes the sign of a score near zero, a ReLU jumps by more than any eps; this seed has no such score.
     x = tokens(2, 15, DIM, seed=5).to(dtype)
     weight = tokens(2, 15, DIM, seed=4).to(dtype)
     results: list[list[tuple[str, Tensor]]] = []
@@ -85,7 +85,7 @@ def near_in(case: Case, dtype: torch.dtype) -> None:
             raise Broken("no gradient flows back to the tokens")
         grads = [(f"the gradient of {name}", p.grad) for name, p in mixer.named_parameters() if p.grad is not None]
         results.append([("the output", y), ("the gradient of x", given.grad), *grads])
-    # Some gradients are zero in theory (the bias of attention's keys): they are judged by the size of all of them.
+    # Some gradients are zero in theory (the bias of attention's keys): errors are relative to the size of all gradients.
     scale = torch.cat([b.flatten() for _, b in results[1][2:]]).norm() if len(results[1]) > 2 else torch.tensor(0.0)
     for place, ((what, a), (_, b)) in enumerate(zip(*results, strict=True)):
         finite(a, f"{what} in {dtype}")
@@ -169,7 +169,7 @@ def compiles(case: Case) -> None:
 
 @rule("exports with any length", is_default, advice=True)
 def exports(case: Case) -> None:
-    """One graph from torch.export for all lengths. A loop over tokens has one for its own length alone."""
+    """One graph from torch.export for all lengths. A loop over tokens gives one for its own length only."""
     mixer = case.make().eval()
     lengths = {1: torch.export.Dim("T", min=2, max=MAX_LEN - 1)}
     exported = torch.export.export(mixer, (tokens(2, 9, DIM),), dynamic_shapes={"x": lengths}).module()

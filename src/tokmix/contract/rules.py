@@ -1,4 +1,4 @@
-"""A rule of the contract, and errors that say what is wrong, where, with the numbers."""
+"""Rules of the contract, and errors that say what is wrong, where, with the numbers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Rule:
     name: str
     check: Callable[[Case], None]
     applies: Callable[[Case], bool]
-    advice: bool = False  # not part of the contract: worth knowing
-    first: bool = False  # the other rules make no sense where this one fails
+    advice: bool = False  # not part of the contract: only reported
+    first: bool = False  # if this rule fails, the others are not tried
 
 
 RULES: list[Rule] = []
@@ -56,7 +56,7 @@ def hold(condition: bool, message: str) -> None:
 
 
 def close(found: Tensor, wanted: Tensor, what: str, axes: str = "") -> None:
-    """Equal within 1e-10, else an error with the largest difference and its place. axes: what the dimensions are."""
+    """Equal within 1e-10, else an error with the largest difference and its place. axes: names of the dimensions."""
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         given = f"{found.dtype} of shape {list(found.shape)}"
         raise Broken(f"{what}: {given}, but it should be {wanted.dtype} of shape {list(wanted.shape)}")
@@ -84,7 +84,7 @@ def finite(x: Tensor, what: str) -> None:
 
 
 def refuses(call: Callable[[], object], pattern: str, what: str) -> None:
-    """A ValueError whose message fits the pattern."""
+    """Expect a ValueError whose message matches the pattern."""
     try:
         call()
     except ValueError as error:
@@ -94,6 +94,6 @@ def refuses(call: Callable[[], object], pattern: str, what: str) -> None:
 
 
 def alone(mixer: Mixer) -> tuple[list[Tensor], list[Tensor]]:
-    """Sequences of several lengths, and what each becomes by itself."""
+    """Sequences of several lengths, and the result of each alone."""
     sequences = [tokens(1, n, DIM, seed=n) for n in LENGTHS]
     return sequences, [mixer(sequence) for sequence in sequences]

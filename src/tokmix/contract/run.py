@@ -23,7 +23,7 @@ class Outcome:
     cases: int
     failures: dict[str, str] = field(default_factory=dict)  # case -> what is wrong
     advice: bool = False
-    stopped: bool = False  # it fails, and the rules after it were not tried
+    stopped: bool = False  # it failed, and later rules were not tried
 
     @property
     def failed(self) -> bool:
@@ -31,8 +31,8 @@ class Outcome:
 
 
 def check_mixer(name: str, file: Path | None = None, only: str | None = None) -> Iterator[Outcome]:
-    """An outcome a rule, as it comes. file: where the mixer is written, to say which line of it went wrong. only: the rules with
-    these words in their name."""
+    """Yield one outcome per rule. file: the source of the mixer, to name the line that failed. only: the rules with these words in
+    their name."""
     said = declared(name)
     if said.failed or only is None:
         said.stopped = said.failed
@@ -62,7 +62,7 @@ def _outcome(one: Rule, chosen: list[Case], file: Path | None) -> Outcome:
     for case in chosen:
         try:
             one.check(case)
-        except Exception as error:  # whatever a mixer raises is what is wrong with it
+        except Exception as error:  # any exception of a mixer is a failure of the mixer
             outcome.failures[str(case)] = describe(error, file)
     return outcome
 
@@ -79,7 +79,7 @@ def describe(error: Exception, file: Path | None = None) -> str:
 
 
 def declared(name: str) -> Outcome:
-    """What a class says about itself before anything is made."""
+    """Check the declarations of a class before it is instantiated."""
     cls, wrong = mixer_class(name), {}
     modes = ", ".join(mode for mode in MODES if mode in cls.modes)
     if not cls.modes & {"bidirectional", "causal"}:
@@ -101,7 +101,7 @@ def declared(name: str) -> Outcome:
 
 
 def wrong_signatures(cls: type[Mixer]) -> dict[str, str]:
-    """Methods that are missing or cannot be called as the contract calls them."""
+    """Methods that are missing or do not take the contract's arguments."""
     wrong = dict.fromkeys(sorted(cls.__abstractmethods__), "the method is missing")
     try:
         inspect.signature(cls).bind(1, causal=True, max_len=1, layer=0)

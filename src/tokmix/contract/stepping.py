@@ -1,4 +1,4 @@
-"""Rules about decoding: by step a sequence comes out as it does whole, whatever the chunks."""
+"""Rules about decoding: `step` in any chunks gives the result of the whole sequence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def chunks_agree(case: Case) -> None:
     for chunk, flip in enumerate([False, True, False, True, False, False, True]):
         counts = [min(n - d, (row * 2 + chunk * 3) % 6) for row, (n, d) in enumerate(zip(LENGTHS, done, strict=True))]
         ids = Segments.from_lengths(counts, 6).ids
-        ids = ids.flip(1) if flip else ids  # new tokens stand left in some chunks, right in others
+        ids = ids.flip(1) if flip else ids  # new tokens are at the left of some chunks, at the right of others
         given = [s[:, d : d + c] for s, d, c in zip(sequences, done, counts, strict=True)]
         y, state = mixer.step(spread(given, ids), state, Segments(ids))
         expected = [o[:, d : d + c] for o, d, c in zip(outputs, done, counts, strict=True)]
@@ -57,7 +57,7 @@ def padding_keeps_the_state(case: Case) -> None:
 
 @rule("a row may end at max_len while others go on", steps)
 def rows_end_apart(case: Case) -> None:
-    """Padding then stands behind the last position that anything of that size knows."""
+    """Padding is then beyond the last position that a length-sized weight has."""
     mixer, lengths = case.make(), [MAX_LEN, MAX_LEN - 9]
     sequences = [tokens(1, n, DIM, seed=n) for n in lengths]
     first, rest = ([s[:, :-2] for s in sequences], [sequences[0][:, -2:], sequences[1][:, -2:]])

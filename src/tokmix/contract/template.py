@@ -1,4 +1,4 @@
-"""What `tokmix new-mixer NAME` writes: a causal mixer with a step, which passes `tokmix check` as it stands."""
+"""The template of `tokmix new-mixer NAME`: a causal mixer with a step, which passes `tokmix check`."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ __all__ = ["dispatch", "token_offsets", {", ".join(f'"{op}"' for op in OPS)}]
 
 
 def build(out: str | Path) -> str:
-    """Write the new folder `out` -> the package's id, by which torch knows its custom ops."""
+    """Write the new folder `out` -> the package's id, the namespace of its custom ops in torch."""
     out = Path(out)
     check_free(out)
     files = {Path("core") / name: (SOURCE / "core" / name).read_text() for name in CORE}
@@ -57,7 +57,7 @@ def build(out: str | Path) -> str:
 
 
 def moved(text: str, path: Path, name: str) -> str:
-    """A source file as it stands in the package: relative imports, names of modules by the package's own, ops in its namespace."""
+    """A source file in the form of the package: relative imports, module names of the package, ops in its namespace."""
     dots = "." * len(path.parts)
     text = IMPORT.sub(rf"\1from {dots}\2 import", text)
     text = re.sub(r'"tokmix(\.ops[\w.]*:\w+)"', r'__name__.partition(".")[0] + "\1"', text)

@@ -1,4 +1,4 @@
-"""Time and size limits for the headers of a request: a client that sends them a byte at a time would hold its connection for ever."""
+"""Time and size limits for the headers of a request, so that a client that sends one byte at a time cannot hold its connection."""
 
 from __future__ import annotations
 

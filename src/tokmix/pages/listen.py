@@ -1,4 +1,4 @@
-"""The socket that a page or a service listens on, and the names that requests may call it by. Needs no torch."""
+"""The socket of a page or a service, and the host names that requests may use. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
 
 def names_of(shown: str) -> list[str]:
-    """What a request may call a server on this machine: also by the address that was printed, 127.0.0.2 say."""
+    """Host names for a server on this machine, including the printed address, such as 127.0.0.2."""
     return list(dict.fromkeys([*LOCAL, shown]))
 
 
@@ -24,7 +24,7 @@ def is_local(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; a port that is taken is said to be."""
+    """A listening socket. The error names a port that is taken."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -36,7 +36,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(128)
     except OSError as error:
         listener.close()
-        if error.errno == errno.EADDRNOTAVAIL:  # no port would help
+        if error.errno == errno.EADDRNOTAVAIL:  # another port would not help
             raise ValueError(f"--host {host!r} is no address of this machine ({error.strerror})") from None
         raise ValueError(f"cannot listen on {host} port {port}: {error.strerror}; --port takes another, 0 any that is free") from None
     return listener

@@ -36,13 +36,13 @@ FILES = {
     "/style.css": ("tokmix.pages.report", "style.css", "text/css"),
     "/charts.js": ("tokmix.pages.report", "charts.js", "text/javascript"),
 }
-AT_ONCE = 32  # requests that compute or wait for it; the next are told to come again
-STREAMS = 8  # of those, texts being written
+AT_ONCE = 32  # requests that compute or wait; further ones get status 503
+STREAMS = 8  # of those, texts being generated
 Answer = TypeVar("Answer")
 
 
 class Busy:
-    """Counts what is going on, and refuses what is too much."""
+    """Counts the current requests, and refuses more than `most`."""
 
     def __init__(self, most: int, what: str):
         self.most, self.what, self.now = most, what, 0
@@ -81,7 +81,7 @@ class Guard:
 
 
 def create(engine: PlayService, hosts: Sequence[str] | None = None) -> FastAPI:
-    """hosts: what a request's Host may say; None: anything."""
+    """hosts: allowed Host headers of a request; None: any."""
     app = FastAPI(title="tokmix play", docs_url=None, redoc_url=None, openapi_url=None)
     requests, streams = Busy(AT_ONCE, "requests"), Busy(STREAMS, "texts being written")
     app.add_middleware(Guard, hosts=hosts)
@@ -149,7 +149,7 @@ def _refused(refusal: Refusal) -> Response:
 
 
 async def _compute(work: Callable[[], Answer]) -> Answer:
-    """In a thread, so that others can ask meanwhile. What is wrong with the text is the asker's matter."""
+    """Run in a thread, so that other requests are answered meanwhile. A ValueError is about the text: status 422."""
     try:
         return await anyio.to_thread.run_sync(work)
     except ValueError as error:
@@ -157,7 +157,7 @@ async def _compute(work: Callable[[], Answer]) -> Answer:
 
 
 async def _lines(tokens: Iterator[Facts], room: AbstractContextManager[None]) -> AsyncIterator[str]:
-    """A line of JSON a token; ends early when the reader has gone."""
+    """One line of JSON per token; ends early if the client has gone."""
     try:
         while (token := await anyio.to_thread.run_sync(next, tokens, None)) is not None:
             yield json.dumps(token) + "\n"

@@ -1,6 +1,6 @@
-"""What the page asks for: label probabilities, maps, tokens one by one, each with its time and the size of the state.
+"""The answers of the page: label probabilities, maps, and tokens one by one with their time and the size of the state.
 
-One lock lets one computation run at a time, so that what is measured is not what another request takes.
+A lock lets one computation run at a time, so that measured times do not include other requests.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tokmix.training.predict import Predictor
 
 Facts = dict[str, object]  # becomes JSON
 MAP_TOKENS = 96
-MAP_SAMPLES = (4, 16)  # at least, at most: what a pause in typing has time for
-WORDS = 120  # of a text, left out one by one
-EXAMPLES = 30  # rows of the data that are offered
+MAP_SAMPLES = (4, 16)  # least and most random directions: a map should be drawn within a pause in typing
+WORDS = 120  # most words of a text, which are left out one by one
+EXAMPLES = 30  # rows of the data offered as examples
 CONTEXT = 2048  # tokens of a prompt and what follows it
 
 
@@ -66,8 +66,8 @@ class Player:
 
 
 def beside(trained: Trained) -> Player:
-    """An untrained attention model of the same depth and width, and of the same number of parameters where its feed-forward can be
-    sized to it: what it says is noise, what it takes is not."""
+    """An untrained attention model of the same depth and width, and of the same number of parameters if a feed-forward width allows it.
+    Its answers are noise; its time and size are real."""
     config = attention_config(trained.model.config)
     with seeded(0):
         model = Model(config).eval().to(trained.model.embedding.weight.device)
@@ -79,7 +79,7 @@ def attention_config(config: ModelConfig) -> ModelConfig:
     like = replace(config, stack=stack.unparse([stack.Spec("attention", {"heads": heads})] * len(stack.parse(config.stack))))
     try:
         return match_parameters(like, config)
-    except ValueError:  # no width of the feed-forward makes them alike: the same shape then
+    except ValueError:  # no feed-forward width gives that number: keep the same shape
         return like
 
 
@@ -119,12 +119,12 @@ class PlayService:
 
     @torch.inference_mode()
     def _read(self, player: Player, row: torch.Tensor) -> Facts:
-        """Of a model that has nothing to say about a text as a whole: it reads it."""
+        """Run a model that gives no answer for a whole text, to measure its time."""
         player.trained.model(row)
         return {}
 
     def words(self, texts: Sequence[str]) -> Facts:
-        """Which words made the label or the score, as stretches of the text and as lines."""
+        """Which words decided the label or score, as pieces of the text and as lines."""
         player = self.players["main"]
         if self.task not in LABELLED:
             raise ValueError(f"words are shown for classes and scores, and this is a model for {self.task}")
@@ -139,7 +139,7 @@ class PlayService:
         return {"answer": found.answer, "texts": shown, "lines": found.lines()[1:], "ms": took}
 
     def examples(self) -> list[list[str]]:
-        """Rows of the data the model was measured on, where it still lies beside the model."""
+        """Rows of the evaluation data, if it is still next to the model."""
         trained = self.players["main"].trained
         files = data_beside(trained)
         if files is None or self.task not in LABELLED:
@@ -149,7 +149,7 @@ class PlayService:
         return [[row] if isinstance(row, str) else list(row) for row in rows]
 
     def maps(self, texts: Sequence[str], player: str = "main", layer: int | None = None) -> Facts:
-        """Of one layer, of the whole stack (0), or of all. Long texts get fewer random directions: the page does not wait long."""
+        """Maps of one layer, of the whole stack (0), or of all. Long texts get fewer random directions, so that the page need not wait."""
         chosen = self.players[player]
         ids, cut = chosen.ids(texts)
         work = len(ids) ** 2 * (1 if layer else len(chosen.trained.model.layers))
@@ -168,7 +168,7 @@ class PlayService:
         top_k: int | None = None,
         seed: int | None = None,
     ) -> Iterator[Facts]:
-        """A record a token: its text, its milliseconds, and how many numbers the model keeps of all it has read."""
+        """One record per token: its text, its milliseconds, and the size of the model's state in numbers."""
         trained = self.players[player].trained
         if self.task != "lm":
             raise ValueError(f"this is a model for {self.task}; only one for lm continues a text")
@@ -193,10 +193,10 @@ class PlayService:
                 took = (time.perf_counter() - begin) * 1000
             if step is None:
                 return
-            kept = trained.model.cost(len(ids)).state  # the token just made has not been read yet
+            kept = trained.model.cost(len(ids)).state  # the new token has not been read yet
             ids.append(step[1])
             text = "" if step[1] == end else trained.tokenizer.decode(ids[1:])[len(before) :]
-            new = "" if text.endswith("\ufffd") else text[len(shown) :]  # half of a character so far
+            new = "" if text.endswith("\ufffd") else text[len(shown) :]  # an incomplete character so far
             shown = shown + new
             yield {"text": new, "ms": took, "state": kept, "read": len(ids) - 1, "end": step[1] == end}
 

@@ -26,7 +26,7 @@ def write(
     imports: Sequence[str | Path] = (),
 ) -> Path:
     """folders of train, tune, compare and papers, or model folders -> the page's path. An older report is replaced, nothing else is.
-    text: what the maps are drawn of; None: a text of each model's own data."""
+    text: for the maps; None: a text of each model's own data."""
     path = Path(out)
     check_out(path)
     _check_words(text, title)
@@ -70,7 +70,7 @@ def build(found: Found, text: str | None, title: str | None) -> str:
 
 
 def _chart(charts: Charts, name: str, made: series.Chart | None, label: str) -> str:
-    """Its place on the page; nothing where there is nothing to draw."""
+    """The chart's place on the page; empty if there is nothing to draw."""
     if made is None:
         return ""
     charts[name] = made
@@ -92,7 +92,7 @@ def _runs(found: Found, charts: Charts, colours: series.Colours) -> str:
         if value is not None:
             alike.setdefault((name, str(sources), higher), []).append(run)
     for place, ((name, _, higher), runs) in enumerate(alike.items()):
-        if len(runs) > 1:  # only what was measured on the same data can be set against each other
+        if len(runs) > 1:  # only results on the same data can be compared
             points = [(run.name, run.name, tables.result(run)[1] or 0.0, run.cost) for run in runs]
             bag = part(runs[0].record, "baseline")
             if name == "accuracy" and "accuracy" in bag:
@@ -123,7 +123,7 @@ def _tunes(found: Found, charts: Charts, colours: series.Colours) -> list[str]:
     sections = []
     if found.tunes:
         expected = _chart(charts, "evp", series.evp(found.tunes, colours), "expected best score against trials")
-        words = "What the best of n random trials is expected to reach, and the deviation of it: the H factor of what a result costs."
+        words = "Expected score of the best of n random trials, with its standard deviation. The number of trials is H in Cost(R) = E·D·H."
         sections.append(html.section("evp", "Expected validation performance", expected and html.paragraph(words), expected))
     for place, group in enumerate(found.tunes):
         scatter = _chart(charts, f"trials-{place}", series.trials(group, colours), "score against a parameter")
@@ -132,7 +132,7 @@ def _tunes(found: Found, charts: Charts, colours: series.Colours) -> list[str]:
 
 
 def _learning(found: Found, charts: Charts, colours: series.Colours) -> str:
-    """A chart for each task: losses of different ones do not share a scale."""
+    """One chart per task, because losses of different tasks have different scales."""
     shown, notes = series.chosen_runs(found)
     tasks = list(dict.fromkeys(str((run.record or {}).get("task", "not ended")) for _, _, run in shown))
     parts = []
@@ -144,10 +144,11 @@ def _learning(found: Found, charts: Charts, colours: series.Colours) -> str:
 
 
 def _words(shown: Sequence[maps.Shown]) -> str:
-    """The text of each model's answer, its words shaded by what they did to it."""
+    """The text of each model's answer, with words shaded by their effect."""
     parts = [html.words(one.name, one.words.answer, pieces(one.texts, one.words), one.words.lines()[1:]) for one in shown if one.words]
     told = (
-        "A word's effect is what the log-odds of the label (or the score) lose when the word is left out: blue speaks for it, red against."
+        "A word's effect is what the log-odds of the label (or the score) lose if the word is left out."
+        " Blue words support the answer, red ones oppose it."
     )
     return html.section("words", "Which words made the answer", html.paragraph(told, "note"), *parts) if parts else ""
 

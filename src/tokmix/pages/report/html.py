@@ -1,4 +1,4 @@
-"""Pieces of a page, drawn by Jinja2 with escaping on: a label named <script> stays a name. Each returns HTML that is safe to join."""
+"""Pieces of a page by Jinja2 with escaping: a label named <script> is shown as text. Each returns HTML that is safe to join."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def text(value: object) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a cell shows, and the number it is sorted by. markup: HTML in place of what is shown, escaped by whoever made it."""
+    """The text of a cell, and the number it is sorted by. markup: HTML instead of the text, already escaped."""
 
     shown: str
     value: float | None = None
@@ -51,7 +51,7 @@ class Cell:
 
 
 def cell(value: object) -> Cell:
-    """Numbers in a few digits, the exact one for sorting; None as a dash."""
+    """Numbers with few digits, sorted by the exact value; None as a dash."""
     if isinstance(value, Cell):
         return value
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
@@ -69,7 +69,7 @@ def short(value: float) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:
-    """A table whose columns can be sorted; nothing where there are no rows."""
+    """A table whose columns can be sorted; empty if there are no rows."""
     if not rows:
         return ""
     cells = [[cell(value) for value in row] for row in rows]
@@ -84,7 +84,7 @@ def pairs(known: Mapping[str, object]) -> str:
 
 
 def section(name: str, title: str, *parts: str) -> str:
-    """Nothing where all parts are empty."""
+    """Empty if all parts are empty."""
     inside = "\n".join(one for one in parts if one)
     return _part("section", name, title, Markup(inside)) if inside else ""
 
@@ -98,7 +98,7 @@ def details(title: str, inside: str) -> str:
 
 
 def words(name: str, answer: str, texts: Sequence[Sequence[Piece]], lines: Sequence[str]) -> str:
-    """A model's answer, and the text it is about with its words shaded."""
+    """A model's answer and its text with shaded words."""
     return _part("words", name, answer, texts, lines)
 
 
@@ -108,7 +108,7 @@ def chart(name: str, label: str) -> str:
 
 
 def data(known: object) -> str:
-    """JSON inside a page: no '<' can end the block, and NaN, which JSON has not, is null."""
+    """JSON inside a page. '<' is escaped so that it cannot end the block; NaN becomes null, because JSON has no NaN."""
     return json.dumps(_plain(known), ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 

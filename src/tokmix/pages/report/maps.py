@@ -1,4 +1,4 @@
-"""What models make of a text, the same one for all: which words made the answer, and maps of who reads whom."""
+"""Answers of models to one text: the words that decided them, and maps of which token reads which."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tokmix.training.baseline import bag_texts
 from tokmix.training.eval_data import data_beside
 from tokmix.training.model_folder import Trained
 
-MODELS = 8  # whose maps a page shows
-TOKENS = 48  # of the text
-NICE = (6, 28)  # tokens of a text that is taken from the data
+MODELS = 8  # most models whose maps a page shows
+TOKENS = 48  # most tokens of the text
+NICE = (6, 28)  # fewest and most tokens of a text from the data
 
 
 def models(found: Found) -> dict[str, Path]:
-    """Name -> folder of the models that are mapped: every run, each entry of a comparison as trained on the most data, the best trial."""
+    """Name -> folder of the models with maps: every run, each entry of a comparison with the most data, the best trial."""
     chosen = {run.name: run.folder for run in found.runs if run.record is not None}
     for group in found.compares:
         done = [run for run in rows(group.record, "runs") if run.get("state") == "finished" and str(run.get("folder")) in group.runs]
@@ -29,7 +29,7 @@ def models(found: Found) -> dict[str, Path]:
             chosen.setdefault(str(run.get("entry")), group.folder / str(run["folder"]))
     for group in found.tunes:
         sign = -1 if group.record.get("higher_is_better", True) else 1
-        trained = [trial for trial in rows(group.record, "trials") if trial.get("state") != "diverged"]  # which left no model
+        trained = [trial for trial in rows(group.record, "trials") if trial.get("state") != "diverged"]  # a diverged trial left no model
         known = [t for t in trained if number(t.get("score")) is not None and isinstance(t.get("number"), int)]
         for trial in sorted(known, key=lambda trial: sign * trial["score"])[:1]:
             chosen[f"{group.name}, trial {trial['number']}"] = group.folder / "trials" / f"{trial['number']:04d}"
@@ -47,7 +47,7 @@ class Shown:
 
 
 def of_models(chosen: dict[str, Path], text: str | None) -> tuple[list[Shown], list[str]]:
-    """-> (what can be shown of each, what could not be drawn and why)"""
+    """-> (what can be shown of each model, notes on what could not be drawn)"""
     made, notes, lost = list[Shown](), [], dict[str, list[str]]()
     if len(chosen) > MODELS:
         notes.append(f"Maps of the first {MODELS} of {len(chosen)} models are drawn.")
@@ -74,7 +74,7 @@ def _shown(name: str, folder: Path, text: str | None) -> Shown:
 
 
 def _from_data(trained: Trained) -> list[int]:
-    """A text of the data's last split, of a length that can be read on a page."""
+    """A text of the last split of the data, short enough for a page."""
     files = data_beside(trained)
     if files is None:
         raise ValueError("the data it was trained on is not beside it: give a text with --text")

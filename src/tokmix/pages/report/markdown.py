@@ -1,5 +1,5 @@
-"""Markdown of the papers' tables as HTML, by markdown-it-py. Tables can be sorted. Links and pictures become their words, because a
-page needs no other file. Raw HTML is escaped, except for folded parts (<details>)."""
+"""Markdown of the papers' tables as HTML, by markdown-it-py. Tables can be sorted. Links and pictures become text, because the
+page is a single file. Raw HTML is escaped, except for folded parts (<details>)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def inline(text: str) -> str:
 
 
 def _blocks(text: str) -> str:
-    """A line without a bar ends a table, even where no empty line stands between them."""
+    """A line without a bar ends a table, even without an empty line between them."""
     tree = SyntaxTreeNode(_READER.parse(AFTER_TABLE.sub(r"\1\n\n", text)))
     made = (_block(node).strip() for node in tree.children)
     return "\n".join(part for part in made if part and part != "<p></p>")

@@ -1,7 +1,7 @@
-"""A page of its own: tables in the HTML, charts drawn by the script inside it, nothing from outside.
+"""A self-contained page: tables in the HTML, charts drawn by a script inside it, no external files.
 
-The security policy in its head allows the two blocks of script by their hashes and nothing else, so that even a text that
-escaped escaping would not run.
+The security policy in its head allows only the two script blocks, by their hashes. So a text would not run even if escaping
+failed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stands in the folders a report is asked for: runs and models of `train`, folders of `tune`, of `compare` and of `papers`."""
+"""Reads the folders of a report: runs and models of `train`, folders of `tune`, `compare` and `papers`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import TypeVar
 from tokmix.runs.files import JsonObject, read_json
 
 T = TypeVar("T")
-BEGUN = {"study.json": "tune", "asked.json": "compare"}  # what each writes first
-POINTS = 300  # of a curve: more than a page can show
+BEGUN = {"study.json": "tune", "asked.json": "compare"}  # the first file that each command writes
+POINTS = 300  # most points of a curve
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training: a run folder, or a model folder alone. record is None while the run goes on."""
+    """One training: a run folder or a model folder. record is None if the run has not ended."""
 
     name: str
     folder: Path
@@ -35,7 +35,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """A folder of `tune` or `compare`: what its own file says, and the runs in it."""
+    """A folder of `tune` or `compare`: its record and its runs."""
 
     name: str
     folder: Path
@@ -64,7 +64,7 @@ def read(folders: Sequence[str | Path]) -> Found:
     if not folders:
         raise ValueError("a report needs at least one folder of train, tune, compare or papers")
     found = Found()
-    spelled: dict[Path, Path] = {}  # each folder once, as it was first spelled
+    spelled: dict[Path, Path] = {}  # each folder once, with its first spelling
     for folder in folders:
         spelled.setdefault(Path(folder).resolve(), Path(folder))
     paths = list(spelled.values())
@@ -103,7 +103,7 @@ def _papers(path: Path) -> list[Paper]:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path; as many parts as tell one from the others."""
+    """The last part of each path, or as many parts as make names different."""
     parts = [path.resolve().parts for path in paths]
     names = []
     for own in parts:
@@ -126,11 +126,11 @@ def _run(path: Path, name: str) -> Run:
 
 
 def _source(path: Path, record: JsonObject) -> str:
-    """What `train` was given: a file or folder by its name, of prepared data the folder's."""
+    """The data given to `train`: the name of a file or folder, or of the folder of prepared data."""
     if folder := part(part(record, "data"), "prepared").get("folder"):
         return str(folder)
     asked = read_json(path / "run.json").get("source") if (path / "run.json").is_file() else None
-    if isinstance(asked, str):  # the hash of prepared data, where the record does not say which folder it was
+    if isinstance(asked, str):  # the hash of prepared data, if the record does not name the folder
         return "DATA" if re.fullmatch("[0-9a-f]{64}", asked) else asked
     return made_of(record)
 
@@ -156,7 +156,7 @@ def _group(path: Path, name: str, kind: str, inner: str) -> Group:
 
 
 def _log(path: Path) -> list[JsonObject]:
-    """Whole entries only: the last line may have been cut off."""
+    """Complete entries only; the last line may be cut off."""
     if not path.is_file():
         return []
     entries = []
@@ -179,7 +179,7 @@ def thin(points: list[T]) -> list[T]:
 
 
 def part(record: object, name: str) -> JsonObject:
-    """record[name] where that is an object, else nothing."""
+    """record[name] if it is an object, else {}."""
     found = record.get(name) if isinstance(record, dict) else None
     return found if isinstance(found, dict) else {}
 
@@ -197,6 +197,6 @@ def number(value: object) -> float | None:
 
 
 def product(*values: object) -> float | None:
-    """Of numbers; None where one is missing."""
+    """The product of numbers; None if one is missing."""
     found = [number(value) for value in values]
     return None if None in found else math.prod(value for value in found if value is not None)

@@ -1,4 +1,4 @@
-"""The curves of a page, as what its script draws: a chart has views, a view has axes and series.
+"""The curves of a page in the form that its script draws: a chart has views, a view has axes and series.
 
 {"dims": ["figure", "against"], "views": [{"keys": ["loss", "steps"], "x": axis, "y": axis, "series": [...]}]}
 """
@@ -25,7 +25,7 @@ COSTS = {
 
 
 class Colours:
-    """One colour a name, the same in every chart."""
+    """One colour per name, the same in every chart."""
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
@@ -39,7 +39,7 @@ def view(keys: Sequence[str], x: str, y: str, series: list[JsonObject], log_x: b
 
 
 def chart(dims: Sequence[str], views: Iterable[JsonObject]) -> Chart | None:
-    """None where no view has a point."""
+    """None if no view has a point."""
     filled = [one for one in views if any(series["x"] for series in one["series"])]
     return {"dims": list(dims), "views": filled} if filled else None
 
@@ -48,7 +48,7 @@ def chart(dims: Sequence[str], views: Iterable[JsonObject]) -> Chart | None:
 
 
 def chosen_runs(found: Found) -> tuple[list[tuple[str, str, Run]], list[str]]:
-    """(label, whose colour, run) of the learning curves shown, and what is said about those left out."""
+    """(label, name for the colour, run) of the learning curves shown, and notes on those left out."""
     shown = [(run.name, run.name, run) for run in found.runs if run.log]
     notes = []
     for group in found.compares:
@@ -60,21 +60,21 @@ def chosen_runs(found: Found) -> tuple[list[tuple[str, str, Run]], list[str]]:
                 inner.append((f"{run.get('entry')}, seed {run.get('seed')}", str(run.get("entry")), known))
         shown += inner
         if inner and len(inner) < len(group.runs):
-            notes.append(f"Of {group.name} the runs on {most * 100:g} % of the training data are drawn.")
+            notes.append(f"{group.name}: only runs on {most * 100:g} % of the training data are drawn.")
     for group in found.tunes:
         best = _best(group)[:BEST_TRIALS]
         for trial in best:
             own, label = group.runs.get(f"trials/{trial['number']:04d}"), f"{group.name}, trial {trial['number']}"
             shown += [(label, label, own)] if own is not None and own.log else []
         if len(rows(group.record, "trials")) > BEST_TRIALS:
-            notes.append(f"Of {group.name} the {BEST_TRIALS} best trials are drawn.")
+            notes.append(f"{group.name}: only the {BEST_TRIALS} best trials are drawn.")
     if len(shown) > CURVES:
         notes.append(f"{len(shown) - CURVES} more runs are left out of this chart.")
     return shown[:CURVES], notes
 
 
 def _best(group: Group) -> list[JsonObject]:
-    """Trials, the best first; diverged ones last, as their score is none they reached."""
+    """Trials, best first; diverged ones last, because their score is only the chance level."""
     sign = -1 if group.record.get("higher_is_better", True) else 1
     known = [
         trial for trial in rows(group.record, "trials") if number(trial.get("score")) is not None and isinstance(trial.get("number"), int)
@@ -111,7 +111,7 @@ def _curve(run: Run, figure: str, key: str) -> JsonObject:
 
 
 def evp(tunes: Sequence[Group], colours: Colours) -> Chart | None:
-    """Expected best score of n trials, with its spread, against n and against what n trials cost."""
+    """Expected best score of n trials with its deviation, against n and against the cost of n trials."""
     views = []
     for how in ("without_replacement", "with_replacement"):
         for against in ("trials", "FLOPs of training", "seconds"):
@@ -188,7 +188,7 @@ def scatter(name: str, colour: int, points: Sequence[tuple[float, float, str]], 
 
 
 def low_resource(group: Group, colours: Colours) -> Chart | None:
-    """Score against the share of the training data; nothing where there is one share alone."""
+    """Score against the share of the training data; None if there is only one share."""
     table = rows(group.record, "table")
     if len({row.get("fraction") for row in table}) < 2:
         return None
@@ -244,7 +244,7 @@ def _mean_cost(costs: Sequence[JsonObject]) -> JsonObject:
 
 
 def frontier_of(points: Sequence[tuple[str, str, float, JsonObject]], metric: str, higher: bool, colours: Colours) -> Chart | None:
-    """points: (whose colour, label, score, cost). Each view has the Pareto front of what has that cost."""
+    """points: (name for the colour, label, score, cost). Each view has the Pareto front of what has that cost."""
     views = []
     for against, cost_of in COSTS.items():
         known = [(x, score, label, owner) for owner, label, score, cost in points if (x := cost_of(cost)) is not None and x > 0]
@@ -262,13 +262,13 @@ def frontier_of(points: Sequence[tuple[str, str, float, JsonObject]], metric: st
 
 
 def _without(labels: Sequence[str]) -> str:
-    """What has no such cost and is not in the picture."""
+    """A note on points without this cost, which are not drawn."""
     if not labels:
         return ""
     more = f" and {len(labels) - 6} more" if len(labels) > 6 else ""
-    return f"Not measured, and so not drawn: {'; '.join(labels[:6])}{more}."
+    return f"Not drawn, because not measured: {'; '.join(labels[:6])}{more}."
 
 
 def front(points: Iterable[tuple[float, float]], higher: bool) -> list[tuple[float, float]]:
-    """The points that no other beats: none is as cheap and as good, and better in one of the two. By cost."""
+    """The Pareto front of (cost, score), by cost."""
     return pareto.front(((x, y, (x, y)) for x, y in points), higher)

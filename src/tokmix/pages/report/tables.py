@@ -1,4 +1,4 @@
-"""The tables of a page: what came out, what it cost, what was tested, and by which commands."""
+"""The tables of a page: results, costs, tests and commands."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tokmix.training.mixture import BAG, BOTH
 from tokmix.training.settings import Settings
 from tokmix.training.task import main_figure
 
-TRIALS = 20  # shown at once; the rest behind a click
+TRIALS = 20  # shown directly; the rest in a folded part
 SURE = 0.05
 
 
 def result(run: Run) -> tuple[str, float | None, bool]:
-    """(name, value, higher is better) of the figure a run is known by."""
+    """(name, value, higher is better) of a run's main figure."""
     figures = part(run.record, "figures")
     name, sign = main_figure(str((run.record or {}).get("task")), figures)
     return name, number(figures.get(name)), sign > 0
 
 
 def verdict(runs: Sequence[Run]) -> str:
-    """The page's first sentence: the best run, and whether it beats the simplest thing on the same rows."""
+    """The first sentence of the page: the best run, and whether it beats the simplest model on the same rows."""
     known = [(run, *result(run)) for run in runs if run.record is not None]
     scored = [(run, name, value, higher) for run, name, value, higher in known if value is not None]
     if not scored:
@@ -49,7 +49,7 @@ def verdict(runs: Sequence[Run]) -> str:
 
 
 def baseline(run: Run) -> float | None:
-    """The same figure of the bag of words or the n-gram model that was fitted on the same rows."""
+    """The same figure for the bag of words or n-gram model that was fitted on the same rows."""
     return number(part(run.record, "baseline").get(result(run)[0]))
 
 
@@ -67,7 +67,7 @@ def results(runs: Sequence[Run]) -> str:
 
 
 def settings(runs: Sequence[Run]) -> str:
-    """What was trained, on what."""
+    """Models, data and settings."""
     lines = []
     for run in runs:
         if run.record is not None:
@@ -79,7 +79,7 @@ def settings(runs: Sequence[Run]) -> str:
 
 
 def costs(runs: Sequence[Run]) -> str:
-    """Cost(R) = E x D x H, and behind a click what was measured."""
+    """Cost(R) = E x D x H, and in a folded part the measured values."""
     lines, measured = [], []
     for run in runs:
         cost = run.cost
@@ -116,7 +116,7 @@ def energy(cost: JsonObject) -> Cell | str:
 
 
 def comparison(group: Group) -> list[str]:
-    """Means and spreads, the tests, and what failed."""
+    """Means and deviations, tests, and failed runs."""
     record = group.record
     metric, seeds = str(record.get("metric", "score")), record.get("seeds") or []
     better = "higher" if record.get("higher_is_better", True) else "lower"
@@ -168,7 +168,7 @@ def _best(values: Sequence[float | None], higher: bool) -> float | None:
 
 
 def figure(value: float) -> str:
-    """Accuracies and the like in four decimals, so that a column lines up; large ones in four digits."""
+    """Four decimals for accuracies and similar figures, so that a column is aligned; four digits for large ones."""
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.4g}"
 
 
@@ -241,7 +241,7 @@ def tuning(group: Group) -> list[str]:
 
 
 def commands(found: Found) -> str:
-    """The exact command of each folder; of a run that recorded none, the one that asks for its settings."""
+    """The exact command of each folder; for a run without one, a command with its settings."""
     parts = []
     for name, record, made in _recorded(found):
         parts.append(f"<h3>{html.text(name)}</h3><pre><code>{html.text(made)}</code></pre>")
@@ -264,7 +264,7 @@ def _recorded(found: Found) -> list[tuple[str, JsonObject, str]]:
 
 
 def command(run: Run) -> str:
-    """As it was recorded; else a `tokmix train` that asks for the same settings, behind the `tokmix prepare` of data prepared before."""
+    """The recorded command; else a `tokmix train` with the same settings, after a `tokmix prepare` if the data was prepared before."""
     record = run.record or {}
     if record.get("command"):
         return str(record["command"])
@@ -280,7 +280,7 @@ def command(run: Run) -> str:
 
 
 def _prepare(run: Run) -> str:
-    """The line that makes the data, where `train` was given a folder of token files."""
+    """The command that makes the data, if `train` was given a folder of token files."""
     prepared = part(part(run.record, "data"), "prepared")
     if not prepared:
         return ""
