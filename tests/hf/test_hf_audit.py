@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers import masking_utils
 
 from tests.cases import DEFAULTS, Case
 from tests.hf.test_hf_swap import CONFIGS, made
@@ -162,9 +163,31 @@ def recurrent() -> Any:
 PADDING = ["left padding", "one row with a mask", "cache with padding", "padding inside"]
 
 
+def test_padding_that_stays_in_the_denominator_is_found() -> None:
+    """flash-linear-attention #1263: linear attention masks the values of padding, and leaves its keys in the sum it divides by."""
+
+    def read(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any) -> tuple[Tensor, None]:
+        q, k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (q, k, v))
+        q, k = q.relu() + 0.1, k.relu() + 0.1
+        if mask is not None:
+            real = mask[:, :, -1:, : k.shape[2]].transpose(-1, -2)
+            v, k = torch.where(real, v, 0), k if faulty else torch.where(real, k, 0)
+        weights = (q @ k.transpose(-1, -2)).tril(k.shape[2] - q.shape[2])
+        return (weights @ v / weights.sum(-1, keepdim=True).clamp(min=1e-9)).transpose(1, 2).contiguous(), None
+
+    transformers.AttentionInterface.register("linear_in_a_test", read)
+    transformers.AttentionMaskInterface.register("linear_in_a_test", masking_utils.sdpa_mask)
+    model = made("llama")
+    model.set_attn_implementation("linear_in_a_test")
+    checks = ["right padding", "left padding", "one row with a mask", "cache", "cache with padding"]
+    for faulty in (False, True):
+        found = _found(model, only=checks)
+        assert found == (dict.fromkeys(["left padding", "one row with a mask", "cache with padding"], "layer 1") if faulty else {})
+
+
 def test_a_mask_left_out_for_one_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers #46773: before it a batch of one row was never masked, so padding on the left ran through the recurrence. The line is
-    put back into today's model, since no release with it runs beside this tokmix."""
+    put back into today's model: releases with it (up to 5.14) want other packages than this tokmix."""
     from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
     assert set(_found(recurrent(), only=PADDING)) == {"padding inside"}

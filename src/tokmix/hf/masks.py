@@ -60,6 +60,19 @@ def _segments(seen: Tensor, length: int, causal: bool, windowed: bool, device: t
     return None if bool(real.all()) else Segments.from_mask(real).to(device)
 
 
+def read_borders(positions: object, ends: object, x: Tensor) -> Segments | None:
+    """Of one packed row x [1, T, D] without a mask, as flash attention reads it: its documents end where `ends` (cu_seq_lens) says, else
+    where the positions [1, T] do not go on."""
+    at = torch.arange(x.shape[1])
+    if isinstance(ends, Tensor):
+        number = torch.bucketize(at, ends[1:].cpu().long(), right=True)
+    elif isinstance(positions, Tensor) and positions.shape == (1, len(at)):
+        number = torch.cat([at[:1] * 0, (positions[0].cpu().diff() != 1).cumsum(0)])
+    else:
+        return None
+    return Segments(number[None] + 1).to(x.device) if int(number[-1]) else None
+
+
 class LastMask:
     """All layers of a model are given one and the same mask: read it once."""
 

@@ -9,15 +9,24 @@ from typing import Never
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, Cache
+from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-from tokmix.core.mixer import Mixer
+from tokmix.core.mixer import Mixer, State
+from tokmix.core.offload import with_weights
+from tokmix.core.segments import Segments
 from tokmix.hf.cache import MixerState
-from tokmix.hf.masks import LastMask
+from tokmix.hf.masks import LastMask, read_borders
 from tokmix.ops import linear_attention
 from tokmix.ops.hyper_mlp import relu_of_normalised
+
+# What a call of attention may give. A mixer follows the first three; it has its own way of telling positions.
+GIVEN = {
+    "hidden_states", "attention_mask", "past_key_values", "position_ids", "position_embeddings", "kwargs", "encoder_hidden_states",
+    "encoder_attention_mask", "output_attentions", "use_cache", "alibi", "is_causal", "head_mask",
+}  # fmt: skip
 
 
 class SwappedState(MixerState):
@@ -42,8 +51,13 @@ class SwappedAttention(nn.Module):
         super().__init__()
         self.mixer, self.layer_idx, self.is_causal = mixer, layer, mixer.causal
         self.out: nn.Module = nn.Identity()
-        self.windowed = getattr(old, "sliding_window", None) is not None
+        self.__dict__["config"] = config = getattr(old, "config", None)  # what the whole model reads masks by
+        self.windowed = getattr(old, "sliding_window", getattr(config, "sliding_window", None)) is not None
         self._call, self._last = inspect.signature(type(old).forward), last
+        more = sorted(set(self._call.parameters) - GIVEN - {"self"})
+        if more or "hidden_states" not in self._call.parameters or hasattr(old, "LayerNorm") or hasattr(old, "layer_norm"):
+            reason = f"is given {', '.join(more)} too" if more else "does more than mix tokens"
+            raise ValueError(f"{type(old).__name__} {reason}, which a mixer in its place would lose; init='attention' keeps it")
 
     def forward(self, *args: object, **kwargs: object) -> tuple[Tensor, None]:
         given = self._call.bind(self, *args, **kwargs).arguments
@@ -51,15 +65,26 @@ class SwappedAttention(nn.Module):
         x: Tensor = given["hidden_states"]
         if given.get("encoder_hidden_states") is not None:
             raise ValueError("a swapped layer reads its own tokens alone, not encoder_hidden_states")
-        segments = self._last.read(given.get("attention_mask"), x.shape[1], self.mixer.causal, self.windowed)
-        past = given.get("past_key_values")
-        if past is None or not self.mixer.causal:
+        past = given.get("past_key_values") if self.mixer.causal else None
+        slot = None if past is None else self._slot(past)
+        segments = self._segments(given, x, slot is None or not slot.is_initialized)
+        if slot is None:
             return self.out(self.mixer(x, segments)), None
-        slot = self._slot(past)
-        state = slot.state["mixer"] if slot.is_initialized else self.mixer.init_state(x.shape[0], x)
-        y, state = self.mixer.step(x, state, segments)
+
+        def step() -> tuple[Tensor, State]:
+            state = slot.state["mixer"] if slot.is_initialized else self.mixer.init_state(x.shape[0], x)
+            return self.mixer.step(x, state, segments)
+
+        y, state = with_weights(self.mixer, step)
         slot.put(state, torch.full((x.shape[0],), slot.seen + x.shape[1], device=x.device), x.shape[1])
         return self.out(y), None
+
+    def _segments(self, given: dict[str, object], x: Tensor, first: bool) -> Segments | None:
+        mask, ends = given.get("attention_mask"), given.get("cu_seq_lens_q")
+        flash = "flash" in str(getattr(self.config, "_attn_implementation", ""))
+        if mask is None and first and (flash or ends is not None):  # flash attention is told of packed rows in another way
+            return read_borders(given.get("position_ids"), ends, x)
+        return self._last.read(mask, x.shape[1], self.mixer.causal, self.windowed)
 
     def _slot(self, past: Cache) -> SwappedState:
         if isinstance(past, EncoderDecoderCache):
@@ -78,6 +103,7 @@ class SwappedAttention(nn.Module):
 
 def _allowed(module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool | None) -> Tensor | None:
     """Who reads whom, bool and broadcastable to [B, H, Q, K]; None = everybody."""
+    _check_mask(module, mask)
     if mask is not None:
         mask = mask[..., : k.shape[2]]
         return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
@@ -86,6 +112,24 @@ def _allowed(module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, is_ca
         return None
     ones = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
     return ones.tril(k.shape[2] - q.shape[2])
+
+
+def _check_mask(module: nn.Module, mask: object) -> None:
+    """Flash and flex attention have masks of other shapes, or none at all for packed rows."""
+    whole = str(getattr(getattr(module, "whole", None), "_attn_implementation", ""))
+    if "flash" in whole or not (mask is None or (isinstance(mask, Tensor) and mask.dim() == 4)):
+        raise ValueError(
+            f"init='attention' reads masks of sdpa or eager, not of {whole or 'another kind'}: set_attn_implementation('sdpa')"
+        )
+
+
+def read_softmax(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: object) -> tuple[Tensor, None]:
+    """As attention reads: torch's own."""
+    _check_mask(module, mask)
+    lost = [name for name in ("softcap", "s_aux") if more.get(name) is not None]
+    if lost:
+        raise ValueError(f"{type(module).__name__} changes its scores ({', '.join(lost)}), which sdpa does not: keep its own attention")
+    return sdpa_attention_forward(module, q, k, v, mask, **more)  # type: ignore[arg-type, return-value]
 
 
 def _repeated(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,13 +167,14 @@ def read_linear(
 
 
 READERS: dict[str, Callable[..., tuple[Tensor, None]]] = {
-    "attention": sdpa_attention_forward,
+    "attention": read_softmax,
     "relu_attention": read_relu,
     "linear_attention": read_linear,
 }
 PREFIX = "tokmix_"
 for _name, _reader in READERS.items():
     AttentionInterface.register(PREFIX + _name, _reader)
+    AttentionMaskInterface.register(PREFIX + _name, sdpa_mask)  # without it a model set to this implementation would have no masks
 
 
 def refuse_continuous_batching(*args: object, **kwargs: object) -> Never:
@@ -141,5 +186,10 @@ def refuse_continuous_batching(*args: object, **kwargs: object) -> Never:
 
 def read_by(module: nn.Module, name: str) -> None:
     """Have an attention module of transformers read its q, k and v by one of READERS; its weights, cache and masks stay its own."""
+    if "ALL_ATTENTION_FUNCTIONS" not in inspect.unwrap(type(module).forward).__code__.co_names:
+        raise ValueError(
+            f"{type(module).__name__} reads its q, k and v itself, not through AttentionInterface: init='attention' has no effect"
+        )
+    module.__dict__["whole"] = module.config
     module.config = copy.copy(module.config)
     module.config._attn_implementation_internal = PREFIX + name  # type: ignore[union-attr]

@@ -67,7 +67,7 @@ def swap(
         raise ValueError(f"causal={causal} is for torch's own encoder; {type(model).__name__} says itself whether it is causal")
     found = attention_layers(model)
     chosen = choose(layers, len(found))
-    record: Swap = {"mixer": stack.unparse(specs), "layers": chosen, "init": init, "max_len": max_len or longest(model.config)}
+    record: Swap = {"mixer": stack.unparse(specs), "layers": chosen, "init": init, "max_len": max_len or longest(model.config, model)}
     _apply(model, [record])
     written = list(getattr(model.config, "tokmix_swap", None) or [])
     model.config.tokmix_swap = [*written, record]
@@ -93,7 +93,7 @@ def _is_attention(module: nn.Module) -> bool:
         return True
     if "Attention" not in type(module).__name__ or "Cross" in type(module).__name__:
         return False
-    return any(all(hasattr(module, name) for name in names) for names in PROJECTIONS)
+    return hasattr(module, "config") and any(all(hasattr(module, name) for name in names) for names in PROJECTIONS)
 
 
 def choose(layers: str | Sequence[int], count: int) -> list[int]:
@@ -116,14 +116,18 @@ def choose(layers: str | Sequence[int], count: int) -> list[int]:
     return chosen
 
 
-def longest(config: PreTrainedConfig) -> int:
-    """Tokens of a sequence, as the config says."""
+def longest(config: PreTrainedConfig, model: nn.Module | None = None) -> int:
+    """Tokens of a sequence, as the config says; of a model of images, as its table of positions does."""
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None:
         return int(limit)
+    more = int(getattr(config, "num_register_tokens", 0))
+    for name, table in () if model is None else model.named_parameters():
+        if name.endswith("position_embeddings") and table.dim() == 3:
+            return table.shape[1] + more
     size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
     if isinstance(size, int) and isinstance(patch, int):
-        return (size // patch) ** 2 + 1
+        return (size // patch) ** 2 + 1 + more
     raise ValueError(f"the config of {config.model_type} does not say how long a sequence may be: give max_len")
 
 
