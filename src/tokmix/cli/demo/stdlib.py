@@ -34,6 +34,7 @@ from tokmix.training.train import run
 FOLDER, MARK = "stdlib", ".tokmix-demo"
 LENGTH = 256
 GIVEN = {"train.epochs": 3, "train.evaluations": 3, "train.final": "test", "train.refit": False, "train.pretrain": 0}
+LOOKED_AT = 50  # swapped pairs, of which the surest answer is shown
 BAR = 40  # characters of the longest bar
 
 
@@ -95,11 +96,12 @@ def _chart(bars: list[tuple[str, float]]) -> str:
 def _predict(folder: Path, found: list[lines.Pair]) -> None:
     trained = model_folder.load(folder / "run")
     predictor = Predictor(trained)
-    pair = next(pair for pair in found if pair.split == "test" and pair.label == lines.SWAPPED)
-    texts = (pair.text1, pair.text2)
-    answer = next(iter(predictor([texts])))
-    print(f"\nTwo lines of {pair.file}:\n    {pair.text1}\n    {pair.text2}")
-    print(f"predicted: {answer['label']} with probability {answer['probabilities'][answer['label']]:.2f}; right is {pair.label}")
+    some = [pair for pair in found if pair.split == "test" and pair.label == lines.SWAPPED][:LOOKED_AT]
+    answers = [answer["probabilities"] for answer in predictor([(pair.text1, pair.text2) for pair in some])]
+    pair, chances = max(zip(some, answers, strict=True), key=lambda one: max(one[1].values()))
+    texts, label = (pair.text1, pair.text2), max(chances, key=chances.__getitem__)
+    print(f"\nThe surest of {len(some)} answers, two lines of {pair.file}:\n    {pair.text1}\n    {pair.text2}")
+    print(f"predicted: {label} with probability {chances[label]:.2f}; right is {pair.label}")
     print("\n".join(attribute(trained, texts, predictor=predictor).lines(count=5)[1:]))
 
 
