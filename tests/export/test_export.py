@@ -7,9 +7,11 @@ import math
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -180,7 +182,44 @@ def test_int8_is_smaller_and_close(trained: Path, films: Path, tmp_path: Path) -
     alone = [small.run([row]) for row in rows]
     for field in ("outputs", "pooled"):
         together = getattr(small.run(rows), field)
-        assert together == pytest.approx(__import__("numpy").concatenate([getattr(one, field) for one in alone]), abs=1e-5), "int8 too"
+        assert together == pytest.approx(np.concatenate([getattr(one, field) for one in alone]), abs=1e-5), "int8 too"
+
+
+@pytest.mark.slow
+def test_int8_products_of_integers_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    stack = "hsm(variant='fusion', hidden=32), hypermixing(heads=2, shift=1), attention(heads=2, rotary=True)"
+    train(write_table(tmp_path / "films.csv", 60), tmp_path / "run", settings(model__stack=stack, model__dim=64, **SHORT), quiet=True)
+    export(tmp_path / "run", tmp_path / "whole")
+    export(tmp_path / "run", tmp_path / "int8", int8=True)
+    kinds = Counter(node.op_type for node in onnx.load(tmp_path / "int8" / "model.onnx").graph.node)
+    assert kinds["MatMulIntegerToFloat"] == 4 + 4 + 6, "fusion's four, attention's four, two of each feed-forward net"
+    small, whole = load(tmp_path / "int8"), load(tmp_path / "whole")
+    texts = [" ".join(["fine", "day", "film", "dull", "the"][i % 5] for i in range(n, n + 1 + n % 23)) for n in range(60)]
+    together, wanted = small.run([(text,) for text in texts]), whole.run([(text,) for text in texts])
+    assert together.outputs is not None and wanted.outputs is not None
+    for i, text in enumerate(texts):
+        alone = small.run([(text,)])
+        assert alone.outputs is not None
+        assert together.pooled[i] == pytest.approx(alone.pooled[0], abs=1e-5)
+        assert together.outputs[i] == pytest.approx(alone.outputs[0], abs=1e-5)
+    assert together.pooled != pytest.approx(wanted.pooled, abs=1e-4), "activations are rounded too"
+    assert np.linalg.norm(together.pooled - wanted.pooled) < 0.03 * np.linalg.norm(wanted.pooled)
+
+
+@pytest.mark.slow
+def test_an_int8_language_model_writes_the_same_alone_and_in_a_batch(writer: Path, tmp_path: Path) -> None:
+    export(writer / "lm", tmp_path / "whole")
+    export(writer / "lm", tmp_path / "int8", int8=True)
+    small, whole = load(tmp_path / "int8"), load(tmp_path / "whole")
+    rows = [small.prompt(prompt, 4)[0] for prompt in ("the day", "one film with a house", "a")]
+    together, state = small.read(rows, small.empty_state(3))
+    wanted, _ = whole.read(rows, whole.empty_state(3))
+    assert np.linalg.norm(together - wanted) < 0.05 * np.linalg.norm(wanted)
+    later, _ = small.step([[5]] * 3, state)
+    for i, row in enumerate(rows):
+        logits, state = small.read([row], small.empty_state(1))
+        assert together[i] == pytest.approx(logits[0], abs=1e-5)
+        assert later[i] == pytest.approx(small.step([[5]], state)[0][0], abs=1e-5)
 
 
 def test_a_graph_that_does_not_agree_leaves_no_folder(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

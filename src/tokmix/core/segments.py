@@ -70,6 +70,8 @@ class _Layout:
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         if len(self.groups) == 1 and self.groups[0].index is None:
+            if torch.compiler.is_exporting():  # one select less in the graph: whoever reads padding sets it to zero first
+                return parts[0]
             return Rows(self.mask, self.token_index).zero(parts[0])
         flat = torch.cat([part.flatten(0, 1) for part in parts])
         if flat.shape[0] == 0:  # padding alone

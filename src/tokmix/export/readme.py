@@ -30,7 +30,7 @@ def readme(about: Manifest) -> str:
     use = TORCH if about.format == "torch" else ONNX + USE.get(about.task, '    model.predict(["a text"])\n')
     worst = max((one.difference for one in about.checks), default=0.0)
     checked = f"Checked against torch at {len(about.checks)} shapes: the largest difference is {worst:.1e}."
-    size = "int8 weights" if about.int8 else "float32"
+    size = "int8 weights and products" if about.int8 else "float32"
     return (
         f"# {about.task}: {about.stack}\n\n`{GRAPHS[about.format]}`, {size}, exported by tokmix {about.tokmix}. {checked}\n\n"
         + "\n".join(shapes) + f"\n\nTexts become ids by `tokenizer.json`. `manifest.json` has labels, columns and checksums.\n\n{use}"

@@ -152,6 +152,8 @@ class HSM(RowMixer):
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         x = x.unflatten(-1, (self.heads, -1))  # [S, L, H, e]
+        if self.variant == "fusion" and x.device.type == "cpu":
+            return shift_mix.fused_rows(x, self.shifts, not self.causal, self.weight, self.outer).flatten(2)
         others = [shift_mix.partners(x, self.shifts)]
         if not self.causal:  # a row ends in zeros, so only zeros move in from there
             others.append(shift_mix.partners(x, self.shifts, -1))

@@ -42,6 +42,7 @@ class TextModel(ABC):
 
     engine: str  # what computes
     tokens = 8192  # of a batch, padding included
+    shortest = 1  # columns of a batch
 
     def __init__(self, folder: str | Path, about: Manifest):
         self.folder, self.about = Path(folder), about
@@ -135,7 +136,7 @@ class TextModel(ABC):
             stop = start + 1
             while stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= self.tokens:
                 stop += 1
-            pieces.append(self._run(*padded([encoded[i] for i in order[start:stop]], self.about.roles["pad"])))
+            pieces.append(self._run(*padded([encoded[i] for i in order[start:stop]], self.about.roles["pad"], self.shortest)))
             start = stop
         back = np.argsort(order, kind="stable")
         outputs = None if pieces[0][0] is None else np.concatenate([part for part, _ in pieces if part is not None])[back]
@@ -209,10 +210,10 @@ class TextModel(ABC):
             yield rest
 
 
-def padded(rows: Sequence[np.ndarray], pad: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of ids -> ids [B, T] int64 and mask [B, T] bool, padding at the end."""
+def padded(rows: Sequence[np.ndarray], pad: int, shortest: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of ids -> ids [B, T] int64 and mask [B, T] bool, padding at the end. T: at least `shortest`."""
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    mask = np.arange(int(lengths.max())) < lengths[:, None]
+    mask = np.arange(max(int(lengths.max()), shortest)) < lengths[:, None]
     ids = np.full(mask.shape, pad, dtype=np.int64)
     ids[mask] = np.concatenate(rows)
     return ids, mask

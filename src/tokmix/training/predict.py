@@ -34,7 +34,7 @@ from tokmix.training.model_folder import Trained
 if TYPE_CHECKING:
     from tokmix.runtime.model import Answer
 
-TOKENS = 8192  # of a batch, padding included
+TOKENS, GPU_TOKENS = 2048, 8192  # of a batch, padding included: on a CPU few enough for its caches
 CHUNK = 4096  # texts read, sorted by length and answered at a time
 
 
@@ -89,21 +89,30 @@ class Predictor:
 
 
 @torch.inference_mode()
-def by_length(model: Model, encoded: Sequence[np.ndarray], compute: Callable[[torch.Tensor, Segments], torch.Tensor]) -> torch.Tensor:
-    """The output of `compute` for each row's ids, in order. Rows of similar length share a batch."""
+def by_length(
+    model: Model, encoded: Sequence[np.ndarray], compute: Callable[[torch.Tensor, Segments | None], torch.Tensor]
+) -> torch.Tensor:
+    """The output of `compute` for each row's ids, in order. Rows of similar length share a batch. If rows of one length fill half of it,
+    the batch ends with them, and they need no segments."""
     lengths = np.array([len(ids) for ids in encoded])
     order = np.argsort(lengths, kind="stable")
     device = model.embedding.weight.device
+    most = TOKENS if device.type == "cpu" else GPU_TOKENS
     pieces, start = [], 0
     while start < len(order):
+        same = np.searchsorted(lengths, lengths[order[start]], side="right", sorter=order)
         stop = start + 1
-        while stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= TOKENS:
+        while stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= most:
+            if stop == same and 2 * (stop - start) * lengths[order[start]] >= most:
+                break
             stop += 1
         chosen = order[start:stop]
         widths = lengths[chosen]
         ids = np.concatenate([encoded[i] for i in chosen]).astype(np.int64)
         laid = lay_out(ids, widths, int(widths.max()), 0)  # segments mark padding, so its id does not matter
-        pieces.append(compute(laid.to(device), Segments.from_lengths(widths.tolist(), device=device)).float().cpu())
+        whole = 0 < widths[0] == widths[-1]
+        segments = None if whole else Segments.from_lengths(widths.tolist(), device=device)
+        pieces.append(compute(laid.to(device), segments).float().cpu())
         start = stop
     return torch.cat(pieces)[torch.from_numpy(np.argsort(order, kind="stable"))]
 

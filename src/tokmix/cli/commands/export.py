@@ -12,7 +12,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder for the exported model")
     parser.add_argument("--format", choices=["onnx", "torch"], default="onnx", help="torch: a torch.export program (default: %(default)s)")
-    parser.add_argument("--int8", action="store_true", help="onnx: weights as 8-bit integers")
+    parser.add_argument("--int8", action="store_true", help="onnx: weights and products as 8-bit integers, smaller and faster")
     parser.add_argument("--network", action="store_true", help="leave the bag of words out, if the model answers with one too")
     add_imports(parser)
 

@@ -74,6 +74,25 @@ def hyper_mix(queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_ou
     return merge_heads(mix(w_in, w_out, split_heads(values, w_in.shape[1]), scale))
 
 
+def exported(queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_out: Net, scale: Tensor | None) -> Tensor:
+    """`hyper_mix` with heads before sequences, [H, S, L, ...]: a graph copies what it transposes, here only the input and the result."""
+    heads_first = lambda x: x.unflatten(-1, (net_in.inner.shape[0], -1)).permute(2, 0, 1, 3)
+    given = heads_first(values)
+    w_in = _exported_rows(given if keys is values else heads_first(keys), net_in)
+    w_out = w_in if net_out is net_in and queries is keys else _exported_rows(heads_first(queries), net_out)
+    hidden = w_in.transpose(-1, -2) @ given
+    if scale is not None:
+        hidden = hidden * scale.transpose(0, 1).to(hidden.dtype)
+    return (w_out @ F.gelu(hidden)).permute(1, 2, 0, 3).flatten(2)
+
+
+def _exported_rows(x: Tensor, net: Net) -> Tensor:
+    """Tokens [H, S, L, e] -> rows of weights [H, S, L, k]."""
+    hidden = x.flatten(1, 2) @ net.inner
+    rows = F.gelu(hidden if net.inner_bias is None else hidden + net.inner_bias[:, None]) @ net.outer
+    return (rows if net.outer_bias is None else rows + net.outer_bias[:, None]).unflatten(1, x.shape[1:3])
+
+
 def length_scale(counts: Tensor, e: int, power: float | None) -> Tensor:
     """Factor of a hidden state that is summed over this many tokens. A plain power is counts^-power (the paper's is 1).
     The default keeps the state's scale at 1: the independent parts of n tokens add up to √n, their shared part to n;

@@ -179,10 +179,11 @@ def hyper_mix(queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_ou
 def _plain(body: Body, queries: Tensor, keys: Tensor, values: Tensor, net_in: Net, net_out: Net, scale: Tensor | None) -> Tensor:
     if body is Body.REASSOCIATED:
         return reassociated.hyper_mix(queries, keys, values, net_in, net_out, scale)
+    if any(isinstance(x.shape[1], torch.SymInt) for x in (queries, keys)):
+        return reference.exported(queries, keys, values, net_in, net_out, scale)
     w_in, w_out = reference.generate_both(queries, keys, net_in, net_out)
     values = reference.split_heads(values, w_in.shape[1])
-    any_length = any(isinstance(x.shape[1], torch.SymInt) for x in (queries, keys))
-    few = not any_length and forced() != "reference" and cached.pays(w_in, values)
+    few = forced() != "reference" and cached.pays(w_in, values)
     return reference.merge_heads((cached if few else reference).mix(w_in, w_out, values, scale))
 
 

@@ -63,6 +63,15 @@ def fused(x: Tensor, others: list[Tensor], inner: Tensor, outer: Tensor) -> Tens
     return per_head(F.gelu(per_head(torch.cat([x, *others], dim=-1), inner)), outer)
 
 
+def fused_rows(x: Tensor, shifts: tuple[int, ...], both_ways: bool, inner: Tensor, outer: Tensor) -> Tensor:
+    """`fused` of whole rows x [B, L, H, e]. Products come before shifts, because a CPU then moves rows of h and not of 3e."""
+    e = x.shape[-1]
+    hidden = per_head(x, inner[:, :e]) + partners(per_head(x, inner[:, e : 2 * e]), shifts)
+    if both_ways:
+        hidden = hidden + partners(per_head(x, inner[:, 2 * e :]), shifts, -1)
+    return per_head(F.gelu(hidden), outer)
+
+
 def step_partners(x: Tensor, ring: Tensor, position: Tensor, counts: Tensor, shift: int) -> tuple[Tensor, Tensor]:
     """Decoding, one head: x [B, L, e], ring [B, shift, e] with the token at position p in slot p mod shift (zero
     before the start), counts [B] new tokens a row -> (the partners of x, the new ring)."""
