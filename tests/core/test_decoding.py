@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from tests.cases import CAUSAL, DIM, Case, leaves, tokens
 from tokmix import Model, ModelConfig, generate
-from tokmix.core import capture
+from tokmix.core import capture, decoding
 from tokmix.core.block import LAYOUTS
 from tokmix.core.capture import CapturedStep
 from tokmix.core.decoding import Decoder
@@ -210,6 +210,24 @@ def test_a_captured_step_with_fixed_buffers_agrees(stack: str, lengths: list[int
     torch.testing.assert_close(model.finish(captured.x), expected)
 
 
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("prompts", [[[1, 2, 3], [4], [5, 6]], [[1, 2], [3, 4]]], ids=["uneven", "even"])
+def test_generation_with_a_recorded_step_is_generation(stack: str, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded at the first token, and once more where rows are dropped."""
+    model, recordings = made(stack), []
+    stop = [generate(model, prompts, max_new=8)[0][3]]
+    wanted = [generate(model, prompts, max_new=70, stop=given) for given in ([], stop)]
+
+    def watched(body: Callable[[], None], reset: Callable[[], None]) -> Replayed:
+        recordings.append(body)
+        return recorded(body, reset)
+
+    monkeypatch.setattr(capture, "record", watched)
+    monkeypatch.setattr(decoding, "records", lambda ids: True)
+    assert [generate(model, prompts, max_new=70, stop=given) for given in ([], stop)] == wanted
+    assert len(recordings) >= 2
+
+
 def test_a_step_that_cannot_be_captured_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "record", recorded)
     model = made()
@@ -263,5 +281,5 @@ def test_on_a_gpu_the_captured_step_gives_what_eager_steps_give(stack: str, temp
     monkeypatch.setattr(capture, "record", watched)
     found = generate(model, prompts, max_new=70, temperature=temperature, seed=1)
     assert recordings, "a long answer is captured"
-    monkeypatch.setattr(Decoder, "_captured", lambda *given: None)
+    monkeypatch.setattr(decoding, "records", lambda ids: False)
     assert found == generate(model, prompts, max_new=70, temperature=temperature, seed=1)

@@ -104,3 +104,20 @@ def _runs(row: list[int]) -> list[list[int]]:
         if value:
             found[-1].append(value)
     return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=9), st.booleans())
+def test_rows_of_are_those_of_lengths(lengths: list[int], long: bool) -> None:
+    lengths = [700, *lengths] if long else lengths
+    made, wanted = Segments.rows_of(torch.tensor(lengths)), Segments.from_lengths(lengths)
+    for name in ("ids", "mask", "positions", "cu_seqlens", "places"):
+        assert torch.equal(getattr(made, name), getattr(wanted, name)), name
+    for name in ("lengths", "row_counts", "longest", "packed", "unmoved"):
+        assert getattr(made, name) == getattr(wanted, name), name
+    assert torch.equal(made.chunks.table, wanted.chunks.table) and torch.equal(made.chunks.first, wanted.chunks.first)
+    assert made.chunks[2:] == wanted.chunks[2:]
+    x = torch.randn(*made.mask.shape, 2)
+    (part, rows), (other, theirs) = made.rows(x), wanted.rows(x)
+    assert torch.equal(part, other) and torch.equal(rows.mask, theirs.mask) and torch.equal(rows.lengths, theirs.lengths)
+    assert torch.equal(made.join([part]), wanted.join([other]))

@@ -216,3 +216,10 @@ def test_length_facts(lengths):
     for percent in (50, 90, 99):
         assert facts[f"p{percent}"] == np.percentile(lengths, percent, method="inverted_cdf")
     assert sum(facts["histogram"].values()) == len(lengths)
+
+
+def test_one_hash_is_the_hash_of_many():
+    from tokmix.data.order import mix, number
+
+    for salts in ((), (0,), (5, 0, 3), (2**63, -7, 2**80)):
+        assert number(*salts) == int(mix(0, *salts))

@@ -55,7 +55,7 @@ class Decoder:
         if ids.shape[1] != 1 or ids.dim() != 2 or segments is not None or watch is not None:
             with torch.no_grad(), inplace_states(position=None if segments is not None else position, room=self.room):
                 return self.model.advance(ids, state, segments, watch=watch)
-        captured = self._captured(ids, state)
+        captured, state = self._captured(ids, state)
         if captured is not None:
             state = captured(ids, state)
             return captured.x.clone(), state
@@ -69,7 +69,7 @@ class Decoder:
     def next(self, ids: Tensor, state: State, *, position: int | None = None) -> tuple[Tensor, State]:
         """One token a row, then `choose`: ids [B, 1] -> (the ids [B] that follow, new state)."""
         assert self.choose is not None
-        captured = self._captured(ids, state)
+        captured, state = self._captured(ids, state)
         if captured is not None:
             state = captured(ids, state)
             return captured.chosen.clone(), state
@@ -96,14 +96,20 @@ class Decoder:
         if tokens > self.room:
             self.room, self.captured, self.capture = -(-tokens // CHUNK) * CHUNK, None, True
 
-    def _captured(self, ids: Tensor, state: State) -> CapturedStep | None:
-        if not ids.is_cuda or not self.capture or self.seen < self.warm:
-            return None
+    def _captured(self, ids: Tensor, state: State) -> tuple[CapturedStep | None, State]:
+        """The recorded step, if any, and the state that it continues: its own buffers where it was recorded with this state."""
+        if not records(ids) or not self.capture or self.seen < self.warm:
+            return None, state
         if self.captured is None or not self.captured.fits(ids, state):
             try:
                 self.captured = CapturedStep(self.model, ids, state, self.room, self.choose)
             except CaptureError as error:
                 log.info("decoding stays eager: %s", error)
                 self.capture = False
-                return None
-        return self.captured
+                return None, state
+            return self.captured, self.captured.state
+        return self.captured, state
+
+
+def records(ids: Tensor) -> bool:
+    return ids.is_cuda

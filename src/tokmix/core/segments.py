@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from operator import index
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -212,6 +212,28 @@ class Segments:
         segments = cls.__new__(cls)
         segments._build(host, (host == 1) & (host.cumsum(1) == 1), mask.device)
         return segments
+
+    @classmethod
+    def rows_of(cls, lengths: Tensor, T: int | None = None) -> Segments:
+        """One sequence in each row, lengths [B] on the host. What follows from them is computed when it is first asked for: a recorded
+        step (training/capture.py) needs the lengths alone."""
+        listed = tuple(lengths.tolist())
+        width = max(listed, default=0) if T is None else T
+        if min(listed, default=0) < 1 or width > token_offsets.PIECE:
+            return cls.from_lengths(lengths, width)
+        segments = cls.__new__(cls)
+        segments.__dict__ |= {"lengths": listed, "_later": (lengths, width)}
+        return segments
+
+    if not TYPE_CHECKING:  # else every misspelt attribute would be one
+
+        def __getattr__(self, name: str) -> object:
+            lengths, width = self.__dict__.pop("_later", (None, 0))
+            if lengths is None:
+                raise AttributeError(f"Segments has no attribute {name!r}")
+            chunks = token_offsets.padded_chunks(lengths, width, full=min(self.lengths) == width)
+            self.__dict__ |= Segments.padded(lengths, width).__dict__ | {"lengths": self.lengths, "chunks": chunks}
+            return getattr(self, name)
 
     @classmethod
     def padded(cls, lengths: Tensor, T: int) -> Segments:

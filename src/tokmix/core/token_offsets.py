@@ -78,11 +78,11 @@ def padded_places(lengths: Tensor, T: int) -> Tensor:
     return torch.where(column <= end, torch.stack([column, end - column]), -1).int()
 
 
-def padded_chunks(lengths: Tensor, T: int, size: int = PIECE) -> Chunks | None:
+def padded_chunks(lengths: Tensor, T: int, size: int = PIECE, full: bool = False) -> Chunks | None:
     """`chunks_of` for one sequence of at least one token in each row. None if rows may be longer than a piece: then the number of
     pieces depends on the lengths, which are on the device."""
     if size < T:
         return None
     row = torch.arange(len(lengths) + 1, device=lengths.device)
     start = row[:-1] * T
-    return Chunks(torch.stack([row[:-1], start, start + lengths], 1).int(), row.int(), size, False)
+    return Chunks(torch.stack([row[:-1], start, start + lengths], 1).int(), row.int(), size, full)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tokmix.core.optional import np
 
 _GOLDEN = 0x9E3779B97F4A7C15
+_ALL = 2**64 - 1
 
 
 def mix(values: np.ndarray | int, *salts: int | np.ndarray) -> np.ndarray:
@@ -31,7 +32,13 @@ def _odd(salt: int | np.ndarray) -> np.ndarray:
 
 def number(*salts: int) -> int:
     """One hash of some whole numbers, as a Python integer."""
-    return int(mix(0, *salts))
+    x = 0
+    for salt in (0, *salts):  # `mix` of one number: Python counts faster than numpy starts
+        x = x + (2 * salt + 1) * _GOLDEN & _ALL
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _ALL
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & _ALL
+        x ^= x >> 31
+    return x
 
 
 class Shuffle:

@@ -66,9 +66,14 @@ class CudaRecorder:
         torch.cuda.synchronize(self.device)
 
     def record(self, work: Work) -> Work:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-            work()
+        graph, generator, before = torch.cuda.CUDAGraph(), generator_of(self.device), torch.cuda.current_stream(self.device)
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+                work()
+        except RuntimeError as error:  # a recording that breaks off leaves its stream as the current one, and the generator recording
+            torch.cuda.set_stream(before)
+            generator.graphsafe_set_state(generator.clone_state())
+            raise RuntimeError(str(error.__context__ or error)) from error
         return graph.replay
 
 
@@ -90,6 +95,7 @@ class Turn:
 
     def __exit__(self, *error: object) -> None:
         state, inside = self.before.pop()
+        self.own = self.default.graphsafe_get_state()
         inside.__exit__(None, None, None)
         self.default.graphsafe_set_state(state)
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import chain, tee
 
 import torch
 from torch import Tensor, nn
@@ -73,29 +74,12 @@ class Replica:
     seed: int | None = None
 
 
-class Batches:
-    """Of all replicas, step by step, whoever reads a step first."""
-
-    def __init__(self, source: Iterable[tuple[int, Tensor]], steps: int):
-        self.source: Iterator[tuple[int, Tensor]] = iter(source)
-        self.steps, self.step, self.now = steps, -1, (0, torch.empty(0))
-
-    def of(self, step: int, place: int) -> Rows:
-        if step > self.step:
-            try:
-                self.step, self.now = step, next(self.source)
-            except StopIteration:
-                raise ValueError(f"the recipe has {self.steps} steps, but there were {step} batches") from None
-        width, index = self.now
-        return Rows(index[place], width)
-
-
 class Member:
     """A replica while it is trained (loop.Run)."""
 
-    def __init__(self, replica: Replica, place: int, batches: Batches, recipe: Recipe, device: torch.device,
+    def __init__(self, replica: Replica, batches: Iterator[Rows], recipe: Recipe, device: torch.device,
                  turn: AbstractContextManager[None], say: Callable[[str], None]):  # fmt: skip
-        self.replica, self.place, self.batches, self.recipe, self.turn = replica, place, batches, recipe, turn
+        self.replica, self.batches, self.recipe, self.turn = replica, batches, recipe, turn
         model, gpu = replica.model.to(device).train(), device.type == "cuda"
         optimizers = Optimizers(
             model.named_parameters(), replica.lr, weight_decay=replica.weight_decay, betas=recipe.betas, decay_vectors=True, capturable=gpu
@@ -113,9 +97,16 @@ class Member:
         self.products = "float32" if recipe.precision == "float32" else "tf32"
         self.done, self.left_out = 0, 0
         self.recent: list[Tensor] = []  # [loss, norm of the gradient] of the steps since the last report
+        if isinstance(self.update, Captured):
+            first = next(batches)
+            self.batches = chain([first], batches)
+            with turn, products(self.products):
+                self.update.prepare(first)
 
     def advance(self) -> bool:
-        recipe, rows = self.recipe, self.batches.of(self.done, self.place)
+        recipe, rows = self.recipe, next(self.batches, None)
+        if rows is None:
+            raise ValueError(f"the recipe has {recipe.steps} steps, but there were {self.done} batches")
         seed = None if self.replica.seed is None else number(self.replica.seed, self.done) >> 1
         with self.turn, products(self.products):
             self.recent.append(self.update([rows], [seed], recipe.rate(self.replica.lr, self.done)))
@@ -128,6 +119,10 @@ class Member:
         self.left_out += len(self.recent) - len(sound)
         self.recent.clear()
         return math.fsum(sound) / len(sound) if sound else math.nan
+
+
+def _own(place: int, batches: Iterable[tuple[int, Tensor]]) -> Iterator[Rows]:
+    return (Rows(index[place], width) for width, index in batches)
 
 
 def train(
@@ -147,15 +142,12 @@ def train(
     report(step, mean loss of each replica since the last report) every so many steps and after the last.
     stop: called after each step; True ends the run there. begin: called when the first step is recorded, before it is made.
     -> how many steps of each replica were left out, since a gradient was no finite number"""
-    feed = Batches(batches, recipe.steps)
     members = [
-        Member(replica, place, feed, recipe, device, turn, say)
-        for place, (replica, turn) in enumerate(zip(replicas, turns(device, len(replicas)), strict=True))
+        Member(replica, _own(place, source), recipe, device, turn, say)
+        for place, (replica, source, turn) in enumerate(
+            zip(replicas, tee(batches, len(replicas)), turns(device, len(replicas)), strict=True)
+        )
     ]
-    for member in members:
-        if isinstance(member.update, Captured):
-            with member.turn, products(member.products):
-                member.update.prepare(feed.of(0, member.place))
     begin()
     since = 0
 

@@ -45,7 +45,7 @@ def pad(batch: Batch, max_len: int, max_rows: int | None, causal: bool = False, 
     weights = None if weights is None else F.pad(weights, (0, more))
     lengths = F.pad(lengths_of(batch), (0, more), value=1)
     whole = causal or bool((lengths == ids.shape[1]).all())
-    segments = None if whole else Segments.padded(lengths, ids.shape[1])
+    segments = None if whole else Segments.rows_of(lengths, ids.shape[1])
     if pin:
         ids, targets, weights = ids.pin_memory(), targets.pin_memory(), None if weights is None else weights.pin_memory()
     return replace(batch, ids=ids, targets=targets, segments=segments, row_weights=weights)
@@ -67,7 +67,7 @@ class BatchSlot:
 
     @classmethod
     def of(cls, batch: Batch, device: torch.device) -> BatchSlot:
-        lengths = None if batch.segments is None else batch.segments.cu_seqlens.diff().long().to(device)
+        lengths = None if batch.segments is None else torch.tensor(batch.segments.lengths, device=device)
         weights = None if batch.row_weights is None else batch.row_weights.to(device, copy=True)
         ids, targets = batch.ids.to(device, copy=True), batch.targets.to(device, copy=True)
         return cls(ids, targets, lengths, weights, torch.zeros((), device=device))
@@ -77,7 +77,7 @@ class BatchSlot:
         self.targets.copy_(batch.targets, non_blocking=True)
         if self.lengths is not None:
             assert batch.segments is not None
-            self.lengths.copy_(batch.segments.cu_seqlens.diff(), non_blocking=True)
+            self.lengths.copy_(torch.tensor(batch.segments.lengths), non_blocking=True)
         if self.weights is not None:
             assert batch.row_weights is not None
             self.weights.copy_(batch.row_weights, non_blocking=True)

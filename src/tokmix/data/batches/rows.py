@@ -217,8 +217,11 @@ class RowBatches(Batches):
             if weight == 0:
                 targets.fill_(IGNORE)
         laid = lay_out(ids, lengths, width, self.pad, self.packed)
-        numbers = np.repeat(np.arange(1, len(mine) + 1), lengths) if self.packed else np.ones(len(ids), dtype=np.int64)
-        segments = Segments(lay_out(numbers, lengths, width, 0, self.packed))
+        if self.packed or width > lengths.max():
+            numbers = np.repeat(np.arange(1, len(mine) + 1), lengths) if self.packed else np.ones(len(ids), dtype=np.int64)
+            segments = Segments(lay_out(numbers, lengths, width, 0, self.packed))
+        else:
+            segments = Segments.rows_of(torch.from_numpy(lengths))
         return Batch(laid, targets, segments, tuple(mine.tolist()), count if weight else 0, total, weight, self._row_weights(mine))
 
     def _given(self, rows: np.ndarray) -> np.ndarray:
