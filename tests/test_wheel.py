@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -26,6 +27,13 @@ def build(place: Path, kind: str) -> Path:
     built = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=place / "source")
     assert built.returncode == 0, built.stderr[-3000:]
     return place / built.stdout.split()[-1]
+
+
+def test_code_citation_and_changelog_have_one_version() -> None:
+    cited = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited == [tokmix.__version__]
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] in ("Unreleased", tokmix.__version__) and tokmix.__version__ in headings
 
 
 @pytest.fixture(scope="module")
