@@ -26,7 +26,7 @@ PAPERS = {
 
 @dataclass(frozen=True)
 class Item:
-    """jobs     (quick, outcomes so far) -> every job that can be named by now. Asked again whenever one is done: a search for a
+    """jobs     (quick, outcomes so far) -> every job that can be named by now. Called again whenever a job is done: a search for a
              learning rate comes first, the seeds at the best one after it.
     tables   results -> Markdown; what has not been run reads so
     figures  results, folder -> the files drawn there

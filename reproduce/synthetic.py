@@ -39,9 +39,9 @@ REPORTS = 4  # evaluations of a run
 EVALUATED = 640  # rows at a time
 
 
-class Asked(nn.Module):
-    """A language model with tied embeddings that speaks at the places asked alone: with 8192 words and few questions, what it would say
-    elsewhere takes most of the time. Weights and numbers are those of Model with head lm."""
+class LogitsAtTargets(nn.Module):
+    """A language model with tied embeddings that computes logits only at the targets: with 8192 words and few targets, the other logits
+    would take most of the time. Weights and numbers are those of Model with head lm."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -51,13 +51,13 @@ class Asked(nn.Module):
     def forward(self, ids: Tensor, places: Tensor) -> Tensor:
         """ids [B, T], places [B, k] -> [B, k, vocab]"""
         x = self.encoder(ids)
-        asked = x.gather(1, places[..., None].expand(-1, -1, x.shape[2]))
-        return F.linear(asked, self.encoder.embedding.weight)
+        chosen = x.gather(1, places[..., None].expand(-1, -1, x.shape[2]))
+        return F.linear(chosen, self.encoder.embedding.weight)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a task on a device: all there is to train on, or to score."""
+    """Rows of a task on a device: for training or scoring."""
 
     inputs: Tensor  # [n, T]
     wanted: Tensor  # [n, T], or [n, k] at `places`; IGNORE where nothing is
@@ -68,12 +68,12 @@ class Rows:
         return forward(inputs) if self.places is None else forward(inputs, self.places[index])
 
     def loss(self, forward: Forward, index: Tensor, width: int) -> Tensor:
-        """The mean over what is asked in the rows [B]."""
+        """The mean over the targets of the rows [B]."""
         return F.cross_entropy(self.logits(forward, index).flatten(0, 1).float(), self.wanted[index].flatten(), ignore_index=IGNORE)
 
 
 def rows(task: synthetic.Task, inputs: Tensor, wanted: Tensor, device: torch.device) -> Rows:
-    """Tasks that ask the same number of places in every row are asked there alone."""
+    """If every row has the same number of targets, logits are computed only there."""
     if task.learns != "targets":
         return Rows(inputs.to(device), wanted.to(device), None)
     places = (wanted != IGNORE).nonzero()[:, 1].view(len(wanted), -1)
@@ -84,7 +84,7 @@ def build(task: synthetic.Task, config: ModelConfig, seed: int) -> nn.Module:
     with seeded(seed):
         if task.learns == "rebuild":
             return AutoEncoder(config)
-        return Asked(config) if task.learns == "targets" else Model(config)
+        return LogitsAtTargets(config) if task.learns == "targets" else Model(config)
 
 
 def configs(spec: dict[str, Any]) -> dict[str, ModelConfig]:

@@ -22,8 +22,8 @@ from tests import browser as browsers
 from tests.lab import settings, write_scores
 from tests.serving import GOOD, SHORT, Server, lines
 from tokmix import Model, generate
-from tokmix.pages.play.ask import MAX_NEW, TEXT, Predict
 from tokmix.pages.play.engine import MAP_TOKENS, WORDS, PlayService, attention_config
+from tokmix.pages.play.schemas import MAX_NEW, TEXT, PredictRequest
 from tokmix.pages.requests import Refusal
 from tokmix.study.explain.words import attribute
 from tokmix.training import model_folder
@@ -81,8 +81,8 @@ def test_a_model_of_pairs_asks_for_two_texts(tmp_path: Path) -> None:
     engine = PlayService(model_folder.load(tmp_path / "pairs"))
     assert engine.facts()["pair"] is True
     with pytest.raises(Refusal, match="'text2' is missing"):
-        Predict(**GOOD).texts(engine.pair)
-    texts = Predict(**GOOD, text2="dull road").texts(engine.pair)
+        PredictRequest(**GOOD).texts(engine.pair)
+    texts = PredictRequest(**GOOD, text2="dull road").texts(engine.pair)
     (known,) = Predictor(model_folder.load(tmp_path / "pairs"))([(GOOD["text"], "dull road")])
     found = engine.predict(texts)
     assert found["main"]["score"] == pytest.approx(known["score"], abs=1e-5) and "score" not in found["other"]

@@ -25,8 +25,8 @@ if os.environ.get("CI") != "true":  # in CI a missing package is a failure, not 
 from tests.serving import GOOD, Server, lines
 from tokmix.cli.main import main
 from tokmix.pages.play.app import AT_ONCE, STREAMS, Busy
-from tokmix.pages.play.ask import BODY, MAX_NEW, TEXT
 from tokmix.pages.play.engine import CONTEXT, MAP_SAMPLES, MAP_TOKENS, PlayService
+from tokmix.pages.play.schemas import BODY, MAX_NEW, TEXT
 from tokmix.pages.play.server import is_local, listen, names_of
 from tokmix.training import model_folder
 from tokmix.training.predict import Predictor

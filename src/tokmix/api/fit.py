@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tokmix.api.data import Data, as_path
 from tokmix.api.model import TrainedModel, load
-from tokmix.api.settings import Kept, full_names, output_folder, settings_of, told
+from tokmix.api.settings import Kept, full_names, output_folder, printing, settings_of
 from tokmix.runs.files import JsonObject
 
 
@@ -76,7 +76,7 @@ def train(
     if resume and out is None:
         raise ValueError("resume=True goes on with a run: name its folder with out=")
     folder, kept = output_folder(out)
-    with told(verbose), as_path(data) as path:
+    with printing(verbose), as_path(data) as path:
         record = run(path, folder, asked, resume=resume, imports=imports, quiet=not verbose)
     return Run(folder, dict(record), kept)
 

@@ -33,7 +33,7 @@ def check(what: str | Path, *, only: str | None = None, say: Callable[[str], Non
         say(f"{name}: {', '.join(sorted(mixer_class(name).modes))}")
         for one in check_mixer(name, file, only):
             found[name].append(one)
-            _tell(one, say)
+            _print(one, say)
         if not found[name]:
             raise ValueError(f"no rule has {only!r} in its name; without --only all of them are named")
         failed = [one for one in found[name] if one.failed]
@@ -48,11 +48,11 @@ def _is_in(module: str, file: Path) -> bool:
     return getattr(sys.modules.get(module), "__file__", None) == str(file.resolve())
 
 
-def _tell(one: Outcome, say: Callable[[str], None]) -> None:
+def _print(one: Outcome, say: Callable[[str], None]) -> None:
     state = ("note" if one.advice else "FAIL") if one.failures else "ok"
     say(f"  {state:4}  {one.rule} ({one.cases} case{'s' * (one.cases > 1)})")
     shown = list(one.failures.items())
-    for case, told in shown[:SHOWN]:
-        say(f"          {case}: {told}")
+    for case, failure in shown[:SHOWN]:
+        say(f"          {case}: {failure}")
     if len(shown) > SHOWN:
         say(f"          and {len(shown) - SHOWN} more cases")

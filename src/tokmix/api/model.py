@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tokmix.api.data import Data, Frame, as_path
-from tokmix.api.settings import Kept, told
+from tokmix.api.settings import Kept, printing
 from tokmix.runs.files import JsonObject
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class TrainedModel:
         from tokmix.training.evaluate import figures
 
         columns = self._trained.about.columns
-        with told(False), as_path(data, columns.text or None, columns.target) as path:
+        with printing(False), as_path(data, columns.text or None, columns.target) as path:
             return figures(self._trained, path, split, **reading)
 
     def generate(

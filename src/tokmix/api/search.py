@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokmix.api.data import Data, as_path
-from tokmix.api.settings import Kept, full_names, output_folder, settings_of, told
+from tokmix.api.settings import Kept, full_names, output_folder, printing, settings_of
 from tokmix.runs.files import JsonObject
 
 SHAPES = "shapes"  # the toy task of reproduce/toy; ./shapes for a folder of that name
@@ -66,7 +66,7 @@ def tune(
             raise ValueError(f"--{name} {given[name]} is set, but the space searches it: leave it out, or give a --space without it")
     asked = settings_of(config, given)
     folder, kept = output_folder(out)
-    with told(verbose), as_path(data) as path:
+    with printing(verbose), as_path(data) as path:
         found = run(
             path, folder, asked, trials=trials, space=searched, workers=workers, threads=threads, storage=storage, study=study,
             patience=patience, side_by_side=side_by_side, on=on, resume=resume, imports=imports, quiet=not verbose,
@@ -127,7 +127,7 @@ def compare(
     from tokmix.study.compare.run import compare as run
 
     asked, matched = settings_of(config, given), None if match == "none" else match or "largest"
-    with told(verbose) as say, as_path(data) as path:
+    with printing(verbose) as say, as_path(data) as path:
         found = run(
             stacks, path, folder, asked, seeds=seeds, fractions=fractions, match=matched, jobs=jobs, side_by_side=side_by_side,
             on=on, resume=resume, imports=imports, say=say,
@@ -153,7 +153,7 @@ def _shapes(
     toy_task = checkout.load("toy.compare", "the toy task of shapes")
     import_files(imports)
     seed, epochs, device = (given.get(f"train.{name}") for name in ("seed", "epochs", "device"))
-    with told(verbose) as say:
+    with printing(verbose) as say:
         found: JsonObject = toy_task.compare(
             stacks, folder, n=SEQUENCES if n is None else n, epochs=epochs, seeds=seeds, first_seed=seed or 0, fractions=fractions,
             device=device, jobs=jobs, resume=resume, say=say,

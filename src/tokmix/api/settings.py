@@ -55,7 +55,7 @@ def full_names(given: Mapping[str, object]) -> dict[str, object]:
 
 
 @contextmanager
-def told(verbose: bool) -> Iterator[Callable[[str], None]]:
+def printing(verbose: bool) -> Iterator[Callable[[str], None]]:
     """A function that prints lines if verbose; otherwise it drops them, and no progress bars are drawn."""
     from tokmix.show.progress import silent
 

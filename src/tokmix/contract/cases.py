@@ -88,7 +88,7 @@ def tokens(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Te
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def spread(sequences: list[Tensor], ids: Tensor) -> Tensor:
+def lay_out(sequences: list[Tensor], ids: Tensor) -> Tensor:
     """Sequences [1, n, D] laid out where ids [B, T] are not zero, in reading order; NaN at padding."""
     x = torch.full((*ids.shape, sequences[0].shape[-1]), torch.nan, dtype=sequences[0].dtype)
     x[ids != 0] = torch.cat(sequences, dim=1)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tokmix.contract.cases import DIM, Case, spread, tokens
+from tokmix.contract.cases import DIM, Case, lay_out, tokens
 from tokmix.contract.rules import LENGTHS, Broken, alone, close, finite, hold, is_default, refuses, rule, zero
 from tokmix.core.segments import Segments
 
@@ -34,7 +34,7 @@ def crosses(case: Case) -> bool:
 def agrees_in(case: Case, layout: str) -> None:
     mixer, ids = case.make(), LAYOUTS[layout]
     sequences, outputs = alone(mixer)
-    y = mixer(spread(sequences, ids), Segments(ids))
+    y = mixer(lay_out(sequences, ids), Segments(ids))
     hold(y.shape == (*ids.shape, DIM), f"{layout}: the output has shape {list(y.shape)} instead of {[*ids.shape, DIM]}")
     close(y[ids != 0], torch.cat(outputs, dim=1)[0], f"{layout}, against each sequence alone", "token channel")
     zero(y, ids == 0, f"{layout}: the output at padding")
@@ -68,14 +68,14 @@ def skips_holes(case: Case) -> None:
     mixer = case.make()
     mask = torch.tensor([[True, False, True, True, False, False, True], [False, True, True, True, True, True, False]])
     sequences = [tokens(1, int(row.sum()), DIM, seed=i) for i, row in enumerate(mask)]
-    y = mixer(spread(sequences, mask), Segments.from_mask(mask))
+    y = mixer(lay_out(sequences, mask), Segments.from_mask(mask))
     close(y[mask], torch.cat([mixer(sequence) for sequence in sequences], dim=1)[0], "a mask with holes", "token channel")
 
 
 @rule("padding gets no gradient and gives none", packed)
 def padding_has_no_gradient(case: Case) -> None:
     mixer, ids = case.make(), LAYOUTS["packed rows"]
-    x = spread(alone(mixer)[0], ids).requires_grad_()
+    x = lay_out(alone(mixer)[0], ids).requires_grad_()
     flows_back = tokens(*ids.shape, DIM, seed=5).masked_fill((ids == 0)[..., None], torch.nan)  # into padding: must not matter
     mixer(x, Segments(ids)).backward(flows_back)
     if x.grad is None:
@@ -124,7 +124,7 @@ def cross_pads_and_packs(case: Case) -> None:
     each = torch.cat([mixer(x, keys=k, values=v) for x, k, v in zip(xs, ks, vs, strict=True)], dim=1)[0]
     for rows in ([[0], [1], [2]], [[0, 1], [2]], [[0, 1, 2]]):
         ids, key_ids = (Segments.from_lengths([[lengths[i] for i in row] for row in rows], 13).ids for lengths in (queries, keys))
-        y = mixer(spread(xs, ids), Segments(ids), keys=spread(ks, key_ids), values=spread(vs, key_ids), key_segments=Segments(key_ids))
+        y = mixer(lay_out(xs, ids), Segments(ids), keys=lay_out(ks, key_ids), values=lay_out(vs, key_ids), key_segments=Segments(key_ids))
         close(y[ids != 0], each, f"queries in rows {rows}, against each alone", "token channel")
         zero(y, ids == 0, "the output at padding")
 

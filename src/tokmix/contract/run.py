@@ -69,13 +69,13 @@ def _outcome(one: Rule, chosen: list[Case], file: Path | None) -> Outcome:
 
 def describe(error: Exception, file: Path | None = None) -> str:
     """One line: what went wrong, and the last line of the user's own file on the way there."""
-    told = " ".join(str(error).split())
-    told = told if len(told) <= 300 else told[:297] + "..."
+    text = " ".join(str(error).split())
+    text = text if len(text) <= 300 else text[:297] + "..."
     if isinstance(error, Broken):
-        return told
+        return text
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if file and Path(frame.filename).resolve() == file.resolve()]
     where = f" ({file.name if file else ''}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
-    return f"{type(error).__name__}: {told}{where}"
+    return f"{type(error).__name__}: {text}{where}"
 
 
 def declared(name: str) -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tokmix.contract.cases import DIM, MAX_LEN, Case, leaves, spread, tokens
+from tokmix.contract.cases import DIM, MAX_LEN, Case, lay_out, leaves, tokens
 from tokmix.contract.rules import LENGTHS, alone, close, hold, is_default, refuses, rule, steps, zero
 from tokmix.core.segments import Segments
 
@@ -19,7 +19,7 @@ def chunks_agree(case: Case) -> None:
         ids = Segments.from_lengths(counts, 6).ids
         ids = ids.flip(1) if flip else ids  # new tokens are at the left of some chunks, at the right of others
         given = [s[:, d : d + c] for s, d, c in zip(sequences, done, counts, strict=True)]
-        y, state = mixer.step(spread(given, ids), state, Segments(ids))
+        y, state = mixer.step(lay_out(given, ids), state, Segments(ids))
         expected = [o[:, d : d + c] for o, d, c in zip(outputs, done, counts, strict=True)]
         close(y[ids != 0], torch.cat(expected, dim=1)[0], f"chunk {chunk}, {counts} new tokens a row", "token channel")
         zero(y, ids == 0, f"chunk {chunk}: the output at padding")
@@ -62,9 +62,9 @@ def rows_end_apart(case: Case) -> None:
     sequences = [tokens(1, n, DIM, seed=n) for n in lengths]
     first, rest = ([s[:, :-2] for s in sequences], [sequences[0][:, -2:], sequences[1][:, -2:]])
     ids = Segments.from_lengths([s.shape[1] for s in first]).ids
-    _, state = mixer.step(spread(first, ids), mixer.init_state(2, first[0]), Segments(ids))
+    _, state = mixer.step(lay_out(first, ids), mixer.init_state(2, first[0]), Segments(ids))
     ids = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 0, 1, 1]])
-    y, _ = mixer.step(spread(rest, ids), state, Segments(ids))
+    y, _ = mixer.step(lay_out(rest, ids), state, Segments(ids))
     close(y[ids != 0], torch.cat([mixer(s)[0, -2:] for s in sequences]), f"the last two tokens of {lengths}", "token channel")
 
 

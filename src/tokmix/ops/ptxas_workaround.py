@@ -24,8 +24,8 @@ def choose() -> bool:
     if not os.environ.get(CHOICE) and others >= SOUND:
         os.environ[CHOICE] = other
         return True
-    told = f"{path} makes wrong code for this GPU, so plain torch runs instead of kernels; set {CHOICE} to ptxas 12.9 or later"
-    warnings.warn(told, stacklevel=2)
+    message = f"{path} makes wrong code for this GPU, so plain torch runs instead of kernels; set {CHOICE} to ptxas 12.9 or later"
+    warnings.warn(message, stacklevel=2)
     return False
 
 

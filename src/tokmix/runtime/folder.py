@@ -95,8 +95,8 @@ def read(folder: str | Path) -> Manifest:
         )
     if version > 2:
         check_seal(known, path / MANIFEST)
-    told = {name: value for name, value in known.items() if name not in ("kind", "version", "checksum")}
-    manifest = from_json(Manifest, told, path / MANIFEST)
+    fields = {name: value for name, value in known.items() if name not in ("kind", "version", "checksum")}
+    manifest = from_json(Manifest, fields, path / MANIFEST)
     if manifest.format not in GRAPHS:
         raise Damaged(f"{path} is damaged: {MANIFEST} has no 'format' that can be read")
     for name in {"tokenizer.json", GRAPHS[manifest.format], *manifest.files}:

@@ -82,9 +82,9 @@ def join_world(device: str | None) -> Iterator[World]:
             raise ValueError(f"{dist.get_world_size()} processes found each other, not WORLD_SIZE={size}")
         yield World(rank, size, chosen)
     except RuntimeError as error:
-        told = " ".join(str(error).split())
-        if any(word in told for word in LOST):
-            raise ValueError(f"another process of this run was lost; continue with the same command and --resume ({told[:200]})") from error
+        text = " ".join(str(error).split())
+        if any(word in text for word in LOST):
+            raise ValueError(f"another process of this run was lost; continue with the same command and --resume ({text[:200]})") from error
         raise
     finally:
         dist.destroy_process_group()

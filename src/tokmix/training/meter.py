@@ -212,8 +212,8 @@ def add_up(before: Measured, after: Measured) -> Measured:
     same = before["energy_source"] == after["energy_source"]
     joined["energy_joules"] = _sum([before["energy_joules"], after["energy_joules"]]) if same else None
     if joined["energy_joules"] is None:
-        told = "" if same else f"by {before['energy_source']} before a resume, by {after['energy_source']} after it"
-        joined |= _unmeasured([told, before["energy_note"], after["energy_note"]])
+        change = "" if same else f"by {before['energy_source']} before a resume, by {after['energy_source']} after it"
+        joined |= _unmeasured([change, before["energy_note"], after["energy_note"]])
     return joined
 
 

@@ -237,8 +237,8 @@ def _check_shapes(path: Path, config: ModelConfig) -> None:
         ) from None
     if wanted != shapes:
         name = next(name for name in [*wanted, *shapes] if wanted.get(name) != shapes.get(name))
-        told = f"{name} is {shapes.get(name, 'missing')}, not {wanted.get(name, 'wanted')}"
-        raise Damaged(f"{path} is damaged: model.safetensors does not fit config.json: {told}")
+        difference = f"{name} is {shapes.get(name, 'missing')}, not {wanted.get(name, 'wanted')}"
+        raise Damaged(f"{path} is damaged: model.safetensors does not fit config.json: {difference}")
 
 
 def _json(path: Path, name: str) -> JsonObject:

@@ -340,8 +340,8 @@ class _Run:
         )
         self.say(f"{report.factors(cost)}; {report.measured(cost)}")
         if bag and "bits_per_byte" in bag:
-            told = f"{bag['bits_per_byte']:.4f} bits per byte, counted in {report.clock(bag['seconds'])}"
-            self.say(f"a byte n-gram model of order {bag['order']} on the same text: {told}")
+            counted = f"{bag['bits_per_byte']:.4f} bits per byte, counted in {report.clock(bag['seconds'])}"
+            self.say(f"a byte n-gram model of order {bag['order']} on the same text: {counted}")
         elif bag:
             for line in told_of_rows(record, name):
                 self.say(line)

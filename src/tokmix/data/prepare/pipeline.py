@@ -180,7 +180,7 @@ def _tokenizer(plan: Plan, bars: Progress) -> tuple[str, Tokenizer]:
                 if split == (plan.asked.into or "train") and (sampled >= 1 or int(mix(key, 1)) < sampled * 2**64):
                     yield from row
 
-    # Whole words pay where a row is told by a few of them: docs/lab.md.
+    # Whole words are better if a few of them decide a row: docs/lab.md.
     vocab = plan.asked.vocab or (8192 if plan.task == "lm" else 16384)
     return kind, train_tokenizer(kind, texts, vocab, plan.asked.lowercase)
 

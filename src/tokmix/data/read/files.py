@@ -37,7 +37,7 @@ class Part(ABC):
 
     def __init__(self, name: str, split: str | None, paths: Sequence[Path] = ()):
         self.name, self.split, self.paths = name, split, tuple(paths)
-        self.notes: list[str] = []  # what whoever reads it should be told
+        self.notes: list[str] = []  # notes for the user
 
     unit = "line"
 
@@ -269,8 +269,8 @@ def open_source(
         named = path.exists() or path.suffix.lower() in {*FORMATS, ".gz"} or path.is_absolute() or str(source).count("/") > 1
         hint = "" if named else f"; a data set of the Hugging Face hub is {HUB}{source}"
         raise ValueError(f"no file or folder {str(source)!r}{_beside(path)}{hint}")
-    told = (encoding, header, separator, sheet)
-    parts = [_part(file, path, format, "txt" if pattern else None, *told) for file in found]
+    reading = (encoding, header, separator, sheet)
+    parts = [_part(file, path, format, "txt" if pattern else None, *reading) for file in found]
     if len({isinstance(part, Text) for part in parts}) > 1:
         raise ValueError(f"{source} holds both tables and plain text; name one kind with pattern, for instance pattern='*.csv'")
     return parts

@@ -75,7 +75,7 @@ def fetched(name: str, subset: str | None) -> list[Part]:
 
 @contextmanager
 def _offline_unless_reachable() -> Iterator[None]:
-    """The hub's library tries for half a minute. One short look first; without an answer the library is told to stay offline."""
+    """The hub's library tries for half a minute. Try once for a short time first; without an answer, set the library offline."""
     import datasets
     from huggingface_hub import constants
 

@@ -16,7 +16,7 @@ LONGEST_LINE = 2**26  # a row of a table larger than this is a mistake (an unclo
 
 
 def is_packed(path: Path) -> bool:
-    """Whether it is gzip, told by its first bytes: the name may lie."""
+    """Whether it is gzip by its first bytes, because the name may be wrong."""
     with open(path, "rb") as file:
         return file.read(2) == b"\x1f\x8b"
 

@@ -13,7 +13,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters may be told)
+from tokmix.ops import flops  # noqa: F401  (registers the FLOP formulas, which imports triton)
 from tokmix.ops.dispatch import processors
 from tokmix.ops.hyper_mix.kernels import hidden_state, layer_norm
 from tokmix.ops.hyper_mix.kernels import reassociated as kernels

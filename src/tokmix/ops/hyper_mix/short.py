@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tokmix.ops import dispatch, flops  # noqa: F401  (triton is loaded now, so counters may be told)
+from tokmix.ops import dispatch, flops  # noqa: F401  (registers the FLOP formulas, which imports triton)
 from tokmix.ops.dispatch import H100
 from tokmix.ops.hyper_mix.kernels import layer_norm
 from tokmix.ops.hyper_mix.kernels import short_sequences as kernels

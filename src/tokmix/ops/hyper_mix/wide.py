@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters may be told)
+from tokmix.ops import flops  # noqa: F401  (registers the FLOP formulas, which imports triton)
 from tokmix.ops.dispatch import processors
 from tokmix.ops.hyper_mix.kernels import wide_heads as kernels
 from tokmix.ops.hyper_mix.launch import KINDS, Nets, nets

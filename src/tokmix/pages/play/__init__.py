@@ -1,6 +1,6 @@
-"""A page on this machine for one trained model: type a text, see what it makes of it and what that takes.
+"""A page on this machine for one trained model: type a text, and see the model's answer, its time and its memory.
 
-engine.py  the model and the one beside it;  ask.py  what a request may hold;  app.py  the routes;  server.py  the socket
+engine.py  the two models;  schemas.py  the requests;  app.py  the routes;  server.py  the socket
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokmix.pages.play import ask
+from tokmix.pages.play import schemas
 from tokmix.pages.play.engine import Facts, PlayService
 from tokmix.pages.requests import Refusal, check_host
 
@@ -96,7 +96,7 @@ def create(engine: PlayService, hosts: Sequence[str] | None = None) -> FastAPI:
 
     @app.get("/api/model")
     async def model() -> Response:
-        return JSONResponse({**engine.facts(), "limits": {"text": ask.TEXT, "max_new": ask.MAX_NEW}})
+        return JSONResponse({**engine.facts(), "limits": {"text": schemas.TEXT, "max_new": schemas.MAX_NEW}})
 
     @app.exception_handler(Refusal)
     async def unfit(request: Request, error: Refusal) -> Response:
@@ -104,26 +104,26 @@ def create(engine: PlayService, hosts: Sequence[str] | None = None) -> FastAPI:
 
     @app.post("/api/predict")
     async def predict(request: Request) -> Response:
-        texts = (await ask.read(request, ask.Predict)).texts(engine.pair)
+        texts = (await schemas.read(request, schemas.PredictRequest)).texts(engine.pair)
         with requests.one():
             return JSONResponse(await _compute(lambda: engine.predict(texts)))
 
     @app.post("/api/words")
     async def words(request: Request) -> Response:
-        texts = (await ask.read(request, ask.Predict)).texts(engine.pair)
+        texts = (await schemas.read(request, schemas.PredictRequest)).texts(engine.pair)
         with requests.one():
             return JSONResponse(await _compute(lambda: engine.words(texts)))
 
     @app.post("/api/map")
     async def maps(request: Request) -> Response:
-        asked = await ask.read(request, ask.Map)
+        asked = await schemas.read(request, schemas.MapRequest)
         texts = asked.texts(engine.pair)
         with requests.one():
             return JSONResponse(await _compute(lambda: engine.maps(texts, asked.model, asked.layer)))
 
     @app.post("/api/generate")
     async def generate(request: Request) -> Response:
-        asked = await ask.read(request, ask.Generate)
+        asked = await schemas.read(request, schemas.GenerateRequest)
         settings = asked.model_dump(exclude={"text", "model"})
         room = streams.one()
         room.__enter__()

@@ -65,7 +65,7 @@ class Player:
         }  # fmt: skip
 
 
-def beside(trained: Trained) -> Player:
+def untrained_attention(trained: Trained) -> Player:
     """An untrained attention model of the same depth and width, and of the same number of parameters if a feed-forward width allows it.
     Its answers are noise; its time and size are real."""
     config = attention_config(trained.model.config)
@@ -91,7 +91,7 @@ class PlayService:
             raise ValueError(f"{other.folder} and {main.folder} do not read the same number of texts")
         self.task, self.pair, self.labels = main.task, main.pair, main.labels
         names = _names(main, other)
-        self.players = {"main": Player(main, names[0]), "other": beside(main) if other is None else Player(other, names[1])}
+        self.players = {"main": Player(main, names[0]), "other": untrained_attention(main) if other is None else Player(other, names[1])}
         self.lock = threading.Lock()
 
     def facts(self) -> Facts:

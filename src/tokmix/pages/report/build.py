@@ -146,11 +146,11 @@ def _learning(found: Found, charts: Charts, colours: series.Colours) -> str:
 def _words(shown: Sequence[maps.Shown]) -> str:
     """The text of each model's answer, with words shaded by their effect."""
     parts = [html.words(one.name, one.words.answer, pieces(one.texts, one.words), one.words.lines()[1:]) for one in shown if one.words]
-    told = (
+    effect = (
         "A word's effect is what the log-odds of the label (or the score) lose if the word is left out."
         " Blue words support the answer, red ones oppose it."
     )
-    return html.section("words", "Which words made the answer", html.paragraph(told, "note"), *parts) if parts else ""
+    return html.section("words", "Which words made the answer", html.paragraph(effect, "note"), *parts) if parts else ""
 
 
 def _maps(shown: Sequence[maps.Shown], notes: Sequence[str], charts: Charts) -> str:

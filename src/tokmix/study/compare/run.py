@@ -150,7 +150,7 @@ class _Runs:
 
             def report(task: pool.Task, answer: pool.Answer) -> None:
                 for one in task["runs"]:  # a worker that died gave no results, but the pool knows how it ended
-                    self._tell(by_key[one["key"]], answer.get("answers", {}).get(one["key"], answer), known, len(runs))
+                    self._say_ended(by_key[one["key"]], answer.get("answers", {}).get(one["key"], answer), known, len(runs))
 
             try:
                 fed.run(tasks, report)
@@ -180,7 +180,7 @@ class _Runs:
             found.setdefault(run.key if run.seed is None else (run.entry, run.fraction), []).append(run)
         return [group[first : first + self.at_once] for group in found.values() for first in range(0, len(group), self.at_once)]
 
-    def _tell(self, run: plan.Run, answer: pool.Answer, known: dict[str, pool.Answer], runs: int) -> None:
+    def _say_ended(self, run: plan.Run, answer: pool.Answer, known: dict[str, pool.Answer], runs: int) -> None:
         known[run.key] = answer
         told = f"failed: {answer['error']}" if answer["state"] == "failed" else _told(answer)
         self.say(f"[{len(known)}/{runs}] {run.title}: {told}")

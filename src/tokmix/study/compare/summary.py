@@ -61,13 +61,13 @@ def summarise(
 def _row(name: str, fraction: float, results: Sequence[Result]) -> Row:
     scores = [one.score for one in results if one.score is not None]
     costs = [one.cost for one in results if one.cost is not None]
-    told = next((one.error for one in results if one.error), None) if not scores else None
+    error = next((one.error for one in results if one.error), None) if not scores else None
     mean = math.fsum(scores) / len(scores) if scores else None
     flops, seconds, joules = _mean(costs, "flops"), _mean(costs, "seconds"), _mean(costs, "energy_joules")
     cost: MeanCost = {"flops_training": _mean(costs, "flops_training"), "flops": flops, "seconds": seconds, "energy_joules": joules}
     return {
         "entry": name, "fraction": fraction, "mean": mean, "deviation": deviation(scores), "n": len(scores),
-        "failed": sum(one.state == "failed" for one in results), "cost": cost, "note": told,
+        "failed": sum(one.state == "failed" for one in results), "cost": cost, "note": error,
     }  # fmt: skip
 
 

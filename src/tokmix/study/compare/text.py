@@ -82,8 +82,8 @@ def _tests(found: Comparison) -> list[str]:
         values = [_p(test[name]) for pair in P_VALUES for name in pair]
         rows.append([f"{test['a']} - {test['b']}", _percent(test["fraction"]), f"{test['difference']:+.4g}", *values])
     examples = f"{found['tests'][0]['n_examples']:,} examples"
-    told = f"p-values, paired: t-test over seeds; bootstrap over {examples}, and over seeds and examples; Holm's correction by column"
-    return [told, *aligned(rows, left=(0,))]
+    shown = f"p-values, paired: t-test over seeds; bootstrap over {examples}, and over seeds and examples; Holm's correction by column"
+    return [shown, *aligned(rows, left=(0,))]
 
 
 def _p(value: float | None) -> str:
@@ -91,8 +91,8 @@ def _p(value: float | None) -> str:
 
 
 def _fronts(found: Comparison) -> list[str]:
-    told = []
+    shown = []
     for part, points in found["front"].items():
         named = [f"{point['entry']} ({_percent(point['fraction'])})" if len(found["fractions"]) > 1 else point["entry"] for point in points]
-        told.append(f"not beaten at its {SPOKEN[part]}: {', '.join(named) if named else 'not measured'}")
-    return told
+        shown.append(f"not beaten at its {SPOKEN[part]}: {', '.join(named) if named else 'not measured'}")
+    return shown

@@ -57,7 +57,7 @@ def check_all(name: str, model: Model, lengths: Sequence[int]) -> list[Check]:
     began, found = time.monotonic(), []
     for place, length in enumerate(lengths):
         if (spent := time.monotonic() - began) > SILENT:
-            told = f"counting the operations of {name} at {length:,} tokens, {place} of {len(lengths)} lengths done in {spent:.0f} s"
-            print(told, file=sys.stderr, flush=True)
+            line = f"counting the operations of {name} at {length:,} tokens, {place} of {len(lengths)} lengths done in {spent:.0f} s"
+            print(line, file=sys.stderr, flush=True)
         found.append(check(model, length))
     return found

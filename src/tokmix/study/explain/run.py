@@ -41,8 +41,8 @@ class Explained:
     words: Attribution | None = None  # which words made the label or score
 
     def record(self, heads: bool = True) -> dict[str, object]:
-        told = {} if self.words is None else {"words": self.words.record()}
-        return {**told, "tokens": self.tokens, "cut": self.cut, "maps": [_record(one, heads) for one in self.maps]}
+        words = {} if self.words is None else {"words": self.words.record()}
+        return {**words, "tokens": self.tokens, "cut": self.cut, "maps": [_record(one, heads) for one in self.maps]}
 
 
 def _record(one: explain.Map, heads: bool) -> dict[str, object]:

@@ -78,7 +78,7 @@ class Dispatch:
             elif "score" not in outcome:
                 self.error = self.error or f"{title(claim)}: {outcome['error']}"
             else:
-                self._store(lambda claim=claim, told=outcome: self.trials.finish(claim, told["score"], told["result"]))  # type: ignore[misc]
+                self._store(lambda claim=claim, result=outcome: self.trials.finish(claim, result["score"], result["result"]))  # type: ignore[misc]
                 self.claims.pop(claim.index).lock.release()
 
     def _store(self, call: Callable[[], T]) -> T:

@@ -16,14 +16,14 @@ from tokmix.study.expected_performance import Curve, with_replacement, without_r
 from tokmix.study.tune.chance import Figure
 from tokmix.study.tune.space import Parameters, apply
 from tokmix.study.tune.store import hide_password
-from tokmix.study.tune.trials import Asked, Finished
+from tokmix.study.tune.trials import Finished, StudySettings
 from tokmix.training.report import clock
 from tokmix.training.settings import Settings
 
 NAME, PICTURE = "tune.json", "evp.png"
 
 
-def record(data: str, asked: Asked, figure: Figure, finished: Sequence[Finished]) -> JsonObject:
+def record(data: str, asked: StudySettings, figure: Figure, finished: Sequence[Finished]) -> JsonObject:
     scores = [trial.score for trial in finished]
     return {
         "format": "tokmix-tune",
@@ -71,11 +71,11 @@ def best(finished: Sequence[Finished], figure: Figure) -> Finished | None:
 
 def command(data: str, settings: Settings, parameters: Parameters, imports: Sequence[str]) -> str:
     """A `tokmix train` command with every parameter that is not a default, so that it needs no config."""
-    told, plain = apply(settings, parameters).record(), Settings().record()
+    chosen, plain = apply(settings, parameters).record(), Settings().record()
     words = ["tokmix", "train", data, "--out", "best"]
     for file in imports:
         words += ["--import", str(file)]
-    for group, values in told.items():
+    for group, values in chosen.items():
         for name, value in values.items():
             if group == "prepare" or value != plain[group][name]:
                 words += _option(f"{group}.{name}", value)
@@ -88,7 +88,7 @@ def _option(name: str, value: object) -> list[str]:
     return [f"--{name}", ",".join(value) if isinstance(value, (list, tuple)) else str(value)]
 
 
-def tell(found: JsonObject, finished: Sequence[Finished], figure: Figure, say: Callable[[str], None]) -> None:
+def print_results(found: JsonObject, finished: Sequence[Finished], figure: Figure, say: Callable[[str], None]) -> None:
     """Print trials from best to worst, then the expected best of n."""
     names, sign = list(found["space"]), -1 if figure.higher else 1
     rows = [["trial", *names, figure.name, "time", ""]]

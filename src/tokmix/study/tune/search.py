@@ -30,7 +30,7 @@ from tokmix.study.tune.chance import Figure, figure_of
 from tokmix.study.tune.dispatch import Dispatch
 from tokmix.study.tune.space import Space
 from tokmix.study.tune.store import Store, optuna
-from tokmix.study.tune.trials import Asked, Trials, check_same
+from tokmix.study.tune.trials import StudySettings, Trials, check_same
 from tokmix.study.tune.watch import Watch
 from tokmix.study.tune.worker import Study, trial_settings
 from tokmix.training.distributed import check_alone, device_of
@@ -119,7 +119,7 @@ def _default_workers() -> int:
 
 def _open(
     data: Path, store: Store, settings: Settings, space: Space, trials: int, threads: int, resume: bool
-) -> tuple[Path, Asked, Figure]:
+) -> tuple[Path, StudySettings, Figure]:
     """Make the folder or check that it is ours, prepare the data, build every shape of model once.
     -> (folder of token files, what is asked, figure)"""
     out = store.out
@@ -147,7 +147,7 @@ def _check_ours(out: Path) -> None:
         raise ValueError(f"{out} exists and is not a study of tokmix tune: nothing is overwritten; name another folder")
 
 
-def _mark(out: Path, asked: Asked) -> bool:
+def _mark(out: Path, asked: StudySettings) -> bool:
     """Write study.json -> whether the study is new in this folder."""
     path = out / MARK
     if path.is_file():
@@ -171,8 +171,8 @@ def _try_shapes(files: TokenFiles, settings: Settings, space: Space, trials: int
         try:
             TrainingTask(files, trial_settings(settings, probe, None))
         except ValueError as error:
-            told = ", ".join(f"{name}={value!r}" for name, value in probe.items())
-            raise ValueError(f"no trial can have {told}: {error}") from None
+            values = ", ".join(f"{name}={value!r}" for name, value in probe.items())
+            raise ValueError(f"no trial can have {values}: {error}") from None
 
 
 def _pool(study: Study, crew: int, on: str | None, quiet: bool, say: Callable[[str], None]) -> AnyPool:
@@ -207,7 +207,7 @@ def _search(dispatch: Dispatch, pool: Callable[[], AnyPool], figure: Figure, qui
 
 
 def _finish(
-    data: str, store: Store, settings: Settings, imports: Sequence[str | Path], asked: Asked, figure: Figure, trials: Trials,
+    data: str, store: Store, settings: Settings, imports: Sequence[str | Path], asked: StudySettings, figure: Figure, trials: Trials,
     say: Callable[[str], None],
 ) -> JsonObject:  # fmt: skip
     finished = trials.finished()
@@ -219,7 +219,7 @@ def _finish(
         found["best"] = {"number": first.index, "command": command}
     report.write(store.out, found)
     picture = report.draw(store.out / report.PICTURE, found, say)
-    report.tell(found, finished, figure, say)
+    report.print_results(found, finished, figure, say)
     say(f"\nwritten to {store.out / report.NAME}" + (f", drawn in {picture}" if picture else ""))
     if first is None:
         say("best: none, as every trial diverged; search smaller learning rates with --space")

@@ -70,9 +70,9 @@ class Space:
         if not given:
             raise ValueError("the space is empty: nothing to search")
         ranges = {}
-        for name, told in _flat(given).items():
+        for name, value in _flat(given).items():
             _check_name(name)
-            ranges[name] = _range(name, told)
+            ranges[name] = _range(name, value)
         return cls(ranges)
 
     @classmethod
@@ -123,8 +123,8 @@ def _share(seed: int, trial: int, name: str) -> float:
 def _flat(given: Mapping[str, object]) -> dict[str, object]:
     """Flatten: 'train.lr' at the top, or 'lr' under 'train'."""
     found: dict[str, object] = {}
-    for name, told in given.items():
-        inner = {f"{name}.{key}": value for key, value in told.items()} if name in GROUPS and isinstance(told, dict) else {name: told}
+    for name, value in given.items():
+        inner = {f"{name}.{key}": one for key, one in value.items()} if name in GROUPS and isinstance(value, dict) else {name: value}
         if twice := next((key for key in inner if key in found), None):
             raise ValueError(f"space: {twice} stands there twice, by its full name and under its group: leave one out")
         found |= inner
@@ -141,10 +141,10 @@ def _check_name(name: str) -> None:
         raise ValueError(f"space: {name} cannot be searched: {FIXED[name]}")
 
 
-def _range(name: str, told: object) -> Range:
-    if not isinstance(told, dict) or len(told) != 1:
+def _range(name: str, value: object) -> Range:
+    if not isinstance(value, dict) or len(value) != 1:
         raise ValueError(f'space: {name} should be one of {", ".join(KINDS)} with its values, for instance {{"uniform": [0, 0.5]}}')
-    ((kind, values),) = told.items()
+    ((kind, values),) = value.items()
     one_of(f"range of {name} in the space:", kind, KINDS)
     if not isinstance(values, list) or not values:
         raise ValueError(f"space: {name}: {kind} takes a list of values, not {values!r}")

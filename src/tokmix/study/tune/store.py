@@ -86,8 +86,8 @@ class Store:
             try:
                 return optuna().storages.JournalStorage(backend)
             except (ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError, RecursionError) as error:
-                told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                raise Damaged(f"{journal} is damaged: it cannot be read ({told})") from None
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                raise Damaged(f"{journal} is damaged: it cannot be read ({reason})") from None
         from sqlalchemy.pool import NullPool
 
         with quiet(), self._reachable():

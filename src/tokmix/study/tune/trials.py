@@ -40,7 +40,7 @@ AWAY = 600.0  # a database may be unreachable for this many seconds
 T = TypeVar("T")
 
 
-class Asked(TypedDict):
+class StudySettings(TypedDict):
     """The settings of a study, as in study.json."""
 
     settings: dict[str, JsonObject]  # by group and name
@@ -84,7 +84,7 @@ class Finished:
 
 
 class Trials:
-    def __init__(self, store: Store, count: int, asked: Asked, base: int | None = None):
+    def __init__(self, store: Store, count: int, asked: StudySettings, base: int | None = None):
         """`base`: number of the last attempt before the command was started; None: the last one now."""
         self.store, self.count, self.asked = store, count, asked
         self.storage = store.open()
@@ -94,7 +94,7 @@ class Trials:
         self.base = max((trial.number for trial in self.attempts()), default=-1) if base is None else base
 
     @classmethod
-    def begin(cls, store: Store, count: int, asked: Asked, higher: bool, resume: bool = False) -> Trials:
+    def begin(cls, store: Store, count: int, asked: StudySettings, higher: bool, resume: bool = False) -> Trials:
         """Make the study, or join it if it exists with the same settings."""
         at_least("--trials", count, 1)
         with store.locked(), quiet():
@@ -247,7 +247,7 @@ class Trials:
                 )
 
 
-def check_same(what: str, before: JsonObject, asked: Asked) -> None:
+def check_same(what: str, before: JsonObject, asked: StudySettings) -> None:
     """Refuse to continue a study with other settings."""
     changed = differences(before["settings"], asked["settings"], FREE)
     spaces = before["space"], asked["space"]

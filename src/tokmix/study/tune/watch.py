@@ -53,12 +53,12 @@ class Watch(threading.Thread):
             return
 
     def _line(self, trial: Finished) -> str:
-        told = "  ".join(
+        parameters = "  ".join(
             f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in trial.parameters.items()
         )
         note = "  diverged: scored at chance" if trial.result["state"] == "diverged" else ""
         score, spent = f"{self.figure.name} {trial.score:.4f}", clock(trial.result["seconds"])
-        return f"trial {trial.index}: {score}  {told}  {spent}{note}  [{len(self.seen)} of {self.trials.count}]"
+        return f"trial {trial.index}: {score}  {parameters}  {spent}{note}  [{len(self.seen)} of {self.trials.count}]"
 
     def _pace(self, finished: list[Finished]) -> str:
         running = ", ".join(f"{index} ({self._part(index):.0%})" for index in self.trials.running())

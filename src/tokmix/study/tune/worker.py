@@ -74,8 +74,8 @@ def _train(study: Study, trials: list[JsonObject], device: str | None) -> list[A
 
 
 def _settings(study: Study, parameters: Parameters, device: str | None) -> Settings:
-    told = study.settings
-    asked = Settings(ModelSettings(**told["model"]), TrainSettings(**told["train"]))  # the data is already prepared
+    groups = study.settings
+    asked = Settings(ModelSettings(**groups["model"]), TrainSettings(**groups["train"]))  # the data is already prepared
     settings = trial_settings(asked, parameters, device)
     settings = replace(settings, train=replace(settings.train, threads=study.threads))
     if Figure(**study.figure).split == "valid":  # a single run would report on test

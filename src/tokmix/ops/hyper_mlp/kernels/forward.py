@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters may be told)
+from tokmix.ops import flops  # noqa: F401  (registers the FLOP formulas, which imports triton)
 from tokmix.ops.hyper_mlp.kernels.tiles import (
     begun,
     by_key,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokmix.ops import flops  # noqa: F401  (triton is loaded now, so counters may be told)
+from tokmix.ops import flops  # noqa: F401  (registers the FLOP formulas, which imports triton)
 from tokmix.ops.dispatch import processors
 from tokmix.ops.sizes import cdiv
 

@@ -28,12 +28,12 @@ Text = Annotated[str, StringConstraints(max_length=TEXT), AfterValidator(_filled
 Player = Literal["main", "other"]
 
 
-class Asked(BaseModel):
+class TextRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     text: Text
 
 
-class Predict(Asked):
+class PredictRequest(TextRequest):
     text2: Text | None = None
 
     def texts(self, pair: bool) -> list[str]:
@@ -44,12 +44,12 @@ class Predict(Asked):
         return [self.text] if self.text2 is None else [self.text, self.text2]
 
 
-class Map(Predict):
+class MapRequest(PredictRequest):
     model: Player = "main"
     layer: int | None = Field(None, ge=0, le=1000)
 
 
-class Generate(Asked):
+class GenerateRequest(TextRequest):
     model: Player = "main"
     max_new: int = Field(100, ge=1, le=MAX_NEW)
     temperature: float = Field(0.8, ge=0, le=10, allow_inf_nan=False)
@@ -57,7 +57,7 @@ class Generate(Asked):
     seed: int | None = Field(None, ge=0, le=2**31 - 1)
 
 
-Kind = TypeVar("Kind", bound=Asked)
+Kind = TypeVar("Kind", bound=TextRequest)
 
 
 async def read(request: Request, kind: type[Kind]) -> Kind:
@@ -81,7 +81,7 @@ async def read(request: Request, kind: type[Kind]) -> Kind:
         raise Refusal(413 if first["type"] == "string_too_long" else 422, _why(kind, first)) from None
 
 
-def _why(kind: type[Asked], error: ErrorDetails) -> str:
+def _why(kind: type[TextRequest], error: ErrorDetails) -> str:
     name, given, bounds = str(error["loc"][0])[:80], error["input"], error.get("ctx", {})
     match error["type"]:
         case "missing":
