@@ -105,7 +105,9 @@ def test_a_run_records_e_d_and_what_it_took(trained, data):
 def read_in(data: Path, steps: int) -> Read:
     """In the first steps of the run `trained`."""
     batches = engine(data, "rows", data / "none", train__rows=16, train__tokens=4096).batches
-    epoch, last = batches.locate(steps - 1)
+    epoch, last = 0, steps - 1
+    while last >= batches.steps(epoch):
+        epoch, last = epoch + 1, last - batches.steps(epoch)
     return examples_read(batches, epoch, last + 1)
 
 

@@ -7,6 +7,7 @@ CUDA  after some tokens the step is recorded as a CUDA graph with its own buffer
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ LONG = 64  # from this number of expected tokens on, prepare at the start
 CHUNK = 512  # slots by which a cache of unknown length grows
 
 log = logging.getLogger("tokmix")
+records: Callable[[Tensor], bool] = lambda ids: ids.is_cuda
 
 
 class Decoder:
@@ -109,7 +111,3 @@ class Decoder:
                 return None, state
             return self.captured, self.captured.state
         return self.captured, state
-
-
-def records(ids: Tensor) -> bool:
-    return ids.is_cuda

@@ -118,7 +118,7 @@ class Engine:
     @contextmanager
     def untouched(self) -> Iterator[None]:
         """Steps inside of it leave no trace. Only before the first step of a run."""
-        changed = state.changed_by_steps(self.model, self.average)
+        changed = (self.update.step if isinstance(self.update, Captured) else self.update).state()
         with self.turn:
             before = [tensor.detach().clone() for tensor in changed]
             yield

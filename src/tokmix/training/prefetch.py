@@ -34,19 +34,14 @@ class Prefetch:
                 other.result()
             self.coming, self.at = [], (epoch, step)
         while len(self.coming) <= self.depth:
-            self.coming.append(self.reader.submit(self._build_next))
+            self.coming.append(self.reader.submit(lambda: self._build(self.at)))
         place, batch = self.coming.pop(0).result()
         self.expected = (place[0], place[1] + 1)
-        return place, batch
-
-    def _build_next(self) -> tuple[Place, Batch]:
-        place, batch = self._build(self.at)
-        self.at = (place[0], place[1] + 1)
         return place, batch
 
     def _build(self, place: Place) -> tuple[Place, Batch]:
         epoch, step = place
         while step >= self.batches.steps(epoch):
             epoch, step = epoch + 1, 0
-        batch = self.batches.batch(epoch, step)
+        self.at, batch = (epoch, step + 1), self.batches.batch(epoch, step)
         return (epoch, step), batch if self.prepare is None else self.prepare(batch)

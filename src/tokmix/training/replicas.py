@@ -142,12 +142,8 @@ def train(
     report(step, mean loss of each replica since the last report) every so many steps and after the last.
     stop: called after each step; True ends the run there. begin: called when the first step is recorded, before it is made.
     -> how many steps of each replica were left out, since a gradient was no finite number"""
-    members = [
-        Member(replica, _own(place, source), recipe, device, turn, say)
-        for place, (replica, source, turn) in enumerate(
-            zip(replicas, tee(batches, len(replicas)), turns(device, len(replicas)), strict=True)
-        )
-    ]
+    apart = zip(replicas, tee(batches, len(replicas)), turns(device, len(replicas)), strict=True)
+    members = [Member(one, _own(place, source), recipe, device, turn, say) for place, (one, source, turn) in enumerate(apart)]
     begin()
     since = 0
 

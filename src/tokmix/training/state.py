@@ -16,11 +16,6 @@ from tokmix.training.optimizers import Optimizers
 from tokmix.training.sharding import Replicated
 
 
-def changed_by_steps(model: Model, average: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors that a step changes, beside the optimizer's."""
-    return [*model.parameters(), *model.buffers(), *average]
-
-
 def tensors_of(model: Model, optimizers: Optimizers, average: Sequence[Tensor], best: dict[str, Tensor] | None) -> dict[str, Tensor]:
     tensors = {f"weights.{name}": tensor for name, tensor in model.state_dict().items()} | optimizers.state()
     for (name, _), mean in zip(model.named_parameters(), average, strict=bool(average)):

@@ -69,14 +69,6 @@ class Batches(ABC):
         for step in range(start, self.steps(epoch)):
             yield self.batch(epoch, step)
 
-    def locate(self, step: int) -> tuple[int, int]:
-        """Step of the run -> (epoch, step of the epoch)."""
-        epoch = 0
-        while step >= (steps := self.steps(epoch)):
-            step -= steps
-            epoch += 1
-        return epoch, step
-
     def _check(self, epoch: int, step: int) -> None:
         if not 0 <= step < self.steps(epoch):
             raise IndexError(f"step {step} of epoch {epoch}, which has {self.steps(epoch)}")
