@@ -331,3 +331,11 @@ def test_curly_quotes_name_their_encoding(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="byte 0x93 is not utf-8; .*encoding=cp1252"):
         read(tmp_path / "a.csv", table([*TWO, "“z”"]).encode("cp1252"))
     assert "“z”" in read(tmp_path / "a.csv", table([*TWO, *["“z”"] * 3]).encode("cp1252"), encoding="cp1252").labels
+
+
+@pytest.mark.parametrize(("long", "asked", "tokens"), [(0, None, 512), (1, None, 512), (5, None, 2048), (5, 64, 64)])
+def test_rows_are_read_further_where_many_are_long(long: int, asked: int | None, tokens: int, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    lines = [f"{' '.join(draw.choices(WORDS, k=3000 if i < long else 8))},{TWO[i]}" for i in range(40)]
+    card = read(tmp_path / "a.csv", "\n".join(["text,label", *lines]), max_len=asked)
+    assert card.max_len == tokens and sum(split.truncated for split in card.splits.values()) >= long

@@ -16,8 +16,9 @@ pytest.importorskip("sklearn")
 import torch  # noqa: E402
 
 from tests.lab import QUICK, settings, write_scores, write_table  # noqa: E402
+from tokmix.runtime import bag  # noqa: E402
 from tokmix.study.explain.words import attribute  # noqa: E402
-from tokmix.training import evaluate, linear, model_folder, predict  # noqa: E402
+from tokmix.training import evaluate, linear, linear_search, model_folder, predict  # noqa: E402
 from tokmix.training.checkpoint import load_tensors  # noqa: E402
 from tokmix.training.mixture import BAG, BOTH, NETWORK, Mixture, choose  # noqa: E402
 from tokmix.training.train import run  # noqa: E402
@@ -37,7 +38,7 @@ def rows(count: int, seed: int = 0) -> tuple[list[str], np.ndarray]:
 def test_a_bag_is_fitted_by_held_out_rows_and_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     texts, targets = rows(400)
     held = np.arange(400) >= 300
-    bag = linear.fit("classify", texts, targets, 3, held)
+    bag = linear_search.fit("classify", texts, targets, 3, held)
     assert bag.rows == 300 and len({(one["kind"], one["C"]) for one in bag.tried}) >= 5
     scores = bag.scores(texts)
     assert (scores.argmax(-1) == targets)[held].mean() == 1
@@ -53,7 +54,7 @@ def test_a_bag_is_fitted_by_held_out_rows_and_comes_back_as_it_was_saved(tmp_pat
 def test_many_rows_of_many_classes_are_fitted_on_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "WORK", 600)
     texts, targets = rows(400)
-    bag = linear.fit("classify", texts, targets, 3, np.arange(400) >= 300)
+    bag = linear_search.fit("classify", texts, targets, 3, np.arange(400) >= 300)
     assert bag.rows == 200 == linear.rows_fitted(300, 3) and (bag.scores(texts).argmax(-1) == targets).mean() > 0.9
 
 
@@ -70,7 +71,7 @@ def test_a_bag_counts_what_two_texts_have_in_common(tmp_path: Path) -> None:
         pairs.append((" ".join(words[:6]), " ".join(draw.sample([*words[:shared], *words[6 + shared :]], 6))))
         targets.append(int(shared > 3))
     held = np.arange(600) >= 400
-    bag = linear.fit("classify", pairs, np.array(targets), 2, held)
+    bag = linear_search.fit("classify", pairs, np.array(targets), 2, held)
     scores = bag.scores(pairs)
     assert (scores.argmax(-1) == np.array(targets))[held].mean() > 0.95
     bag.save(tmp_path)
@@ -236,3 +237,48 @@ def test_the_words_that_made_a_label(tmp_path: Path) -> None:
         check = attribute(trained, [" ".join(words)]).check
         better += check is not None and check.without_strongest < check.without_random
     assert better >= 27
+
+
+def test_settings_of_a_small_table_are_chosen_by_cross_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal texts stay in one fold: labels that nothing but the text itself tells must not look learnable."""
+    draw = np.random.default_rng(0)
+    texts = [f"w{i // 4} v{i // 4}" for i in range(400)]  # each text four times, with a label of its own
+    targets = np.repeat(draw.integers(0, 3, 100), 4)
+    groups = np.array([hash(text) % 2**63 for text in texts], dtype=np.uint64)
+    apart = linear_search.fit("classify", texts, targets, 3, np.arange(400) >= 360, groups=groups)
+    together = linear_search.fit("classify", texts, targets, 3, np.arange(400) >= 360, groups=np.arange(400, dtype=np.uint64))
+    assert max(one["score"] for one in apart.tried) < 0.6 and max(one["score"] for one in together.tried) > 0.9
+    monkeypatch.setattr(linear_search, "FOLDED_TEXT", 0)  # as in a large table: the rows held out, 1 in 10
+    held = linear_search.fit("classify", texts, targets, 3, np.arange(400) >= 360)
+    assert all(round(40 * one["score"], 6).is_integer() for one in held.tried) and held.rows == 360
+
+
+def test_punctuation_is_left_out_where_it_says_nothing(tmp_path: Path) -> None:
+    texts, targets = rows(300)
+    draw = random.Random(0)
+    noisy = [" ".join(word + draw.choice([".", " ,", " ! ?", " ( )", ""]) for word in text.split()) for text in texts]
+    made = linear.fit_kind("classify", noisy, targets, 3, linear.Kind("svm", 1.0, plain=True))
+    assert not any(set(term) & set(".,!?()") for term in made.made.vectorizers[0].vocabulary_)
+    assert str(made.kind) == "linear SVM with C 1 on word 1-2 grams without punctuation"
+    made.save(tmp_path)
+    again = linear.load(tmp_path)
+    assert again is not None and again.kind == made.kind and np.array_equal(again.scores(noisy), made.scores(noisy))
+    np.testing.assert_allclose(bag.load(tmp_path).scores(noisy), made.scores(noisy), atol=1e-5)
+
+
+def test_the_border_of_several_labels_is_not_what_settings_are_chosen_by() -> None:
+    targets = np.array([[1, 0], [1, 1], [0, 0]])
+    assert linear_search.quality("multilabel", np.array([[-1.0, -3.0], [-1.2, -1.1], [-2.0, -4.0]]), targets) == 1
+    assert linear_search.quality("multilabel", np.array([[-3.0, -1.0], [-3.0, -3.0], [-1.0, -1.0]]), targets) < 0.8
+
+
+@pytest.mark.parametrize(("rows", "wrong"), [(12, 0), (400, 400)])
+def test_a_network_that_guesses_is_left_out_once_the_rows_can_tell(rows: int, wrong: int) -> None:
+    draw = np.random.default_rng(1)
+    targets = draw.integers(0, 2, rows)
+    bag_scores = np.eye(2)[targets] * 2 + draw.normal(size=(rows, 2))
+    network = 10.0 * np.eye(2)[1 - targets] if wrong else bag_scores * 3  # sure of the wrong class, or saying the same
+    chosen = choose("classify", network, bag_scores, targets)
+    assert chosen.by == BOTH or wrong
+    assert (chosen.outputs(network, bag_scores).argmax(-1) == targets).mean() >= (bag_scores.argmax(-1) == targets).mean() - 0.01
+    assert chosen.held[BOTH]["figure"] <= 1 and set(chosen.held) == {BOTH, NETWORK, BAG}

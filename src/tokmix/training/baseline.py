@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tokmix.core.optional import np
 from tokmix.data.card import Card
 from tokmix.data.tokens import TokenFiles, TokenSplit
-from tokmix.training import linear
+from tokmix.training import linear_search
 from tokmix.training.defaults import is_pair
 from tokmix.training.linear import ABSENT, Linear, Row, available
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 __all__ = ["ABSENT", "available", "bag_texts", "fit_split", "predictions", "texts_of"]
-HELD = 0.1  # share of the rows that settings are chosen on, where no rows are held out for it
 
 
 def bag_texts(tokenizer: Tokenizer, roles: dict[str, int], pair: bool, rows: Iterable[Sequence[int]]) -> list[Row]:
@@ -51,24 +49,20 @@ def fit_split(
     balance: bool = False,
     limit: float | None = None,
 ) -> Linear:
-    """Fitted on these rows of train, or on all; settings chosen on held-out rows (a split and numbers of its rows)."""
+    """Fitted on these rows of train, or on all; held: the rows held out, a split and numbers of its rows."""
     tokenizer, card, train = files.tokenizer(), files.card, files["train"]
     assert train.targets is not None
     texts = texts_of(train, tokenizer, card, kept)
-    targets = np.asarray(train.targets if kept is None else train.targets[kept])
-    if held is None:
-        apart = np.random.default_rng(0).random(len(texts)) < HELD if len(texts) >= 50 else None
-        found = linear.fit(card.task, texts, targets, len(card.labels), apart, balance=balance)
-        began = time.monotonic()
-        whole = linear.fit_kind(card.task, texts, targets, len(card.labels), found.kind, balance)
-        whole.tried, whole.seconds = found.tried, found.seconds + time.monotonic() - began
-        return whole
-    split, rows = held
-    assert split.targets is not None
-    texts += texts_of(split, tokenizer, card, rows)
-    others = np.asarray(split.targets if rows is None else split.targets[rows])
-    apart = np.arange(len(texts)) >= len(targets)
-    return linear.fit(card.task, texts, np.concatenate([targets, others]), len(card.labels), apart, balance=balance, limit=limit)
+    chosen = np.arange(len(train)) if kept is None else kept
+    targets, groups, apart = np.asarray(train.targets[chosen]), np.asarray(train.groups[chosen]), None
+    if held is not None:
+        split, rows = held
+        assert split.targets is not None
+        texts += texts_of(split, tokenizer, card, rows)
+        chosen = np.arange(len(split)) if rows is None else rows
+        apart = np.arange(len(texts)) >= len(targets)
+        targets, groups = (np.concatenate([mine, one[chosen]]) for mine, one in ((targets, split.targets), (groups, split.groups)))
+    return linear_search.fit(card.task, texts, targets, len(card.labels), apart, groups=groups, balance=balance, limit=limit)
 
 
 def predictions(files: TokenFiles, split: str, rows: np.ndarray | None = None) -> tuple[np.ndarray, int]:

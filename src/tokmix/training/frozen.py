@@ -19,7 +19,7 @@ from tokmix.core.model import Model
 from tokmix.core.optional import np
 from tokmix.core.segments import Segments
 from tokmix.data.prepare.targets import LABELLED
-from tokmix.training import linear
+from tokmix.training import linear, linear_search
 from tokmix.training.answers import network_outputs
 from tokmix.training.defaults import is_pair
 from tokmix.training.engine import Engine
@@ -158,7 +158,7 @@ def search(
         score = 0.0
         if held is not None:
             scores = head.scores(held[0])
-            score = linear.quality(task, scores[:, 0] if task == "regress" else scores, held[1])
+            score = linear_search.quality(task, scores[:, 0] if task == "regress" else scores, held[1])
             tried.append((penalty, score))
         if score > best[0]:
             best = (score, head)

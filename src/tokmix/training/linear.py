@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,17 +36,11 @@ FORMAT, VERSION = "tokmix-linear", 2
 ABSENT = "bag of words: not fitted, scikit-learn is not installed (pip install 'tokmix[lab]')"
 ITERATIONS = 1000  # of liblinear, at most
 TERMS = 200_000  # of a vocabulary, the commonest
-SEARCH_ROWS, SEARCH_TEXT = 30_000, 3_000_000  # settings are compared on so many rows, or letters
-WORK, SEARCH_WORK = 10_000_000, 2_000_000  # rows times classes of a fit: of more rows a part is drawn, as one fit a class takes minutes
-SEARCH_SECONDS = 20.0  # of a core, after which no new setting is tried
+WORK = 10_000_000  # rows times classes of a fit: of more rows a part is drawn, as one fit a class takes minutes
 TOLERANCE = 1e-2  # of liblinear: what it answers does not change beyond
-CHARACTER_TEXT = (
-    1_000_000  # character n-grams are tried up to so many letters: beyond, words are met often enough; of pairs they cost points
-)
-LOGISTIC_CLASSES = 8  # logistic regression is tried up to so many classes: one fit a class takes long beyond
 WORDS = {"analyzer": "word", "ngram_range": [1, 2], "token_pattern": r"(?u)\w+|[^\w\s]"}
+PLAIN = {**WORDS, "token_pattern": r"(?u)\b\w\w+\b"}  # without punctuation and words of one letter
 CHARACTERS = {"analyzer": "char_wb", "ngram_range": [2, 5], "min_df": 3}
-GRID = {"svm": (0.3, 1.0, 0.1, 3.0), "logistic": (4.0, 16.0), "ridge": (0.3, 1.0, 3.0)}
 
 
 def available() -> bool:
@@ -61,10 +54,12 @@ class Kind:
     kind: str
     C: float
     characters: bool = False
+    plain: bool = False
 
     def __str__(self) -> str:
         name = {"svm": "linear SVM", "logistic": "logistic regression", "ridge": "ridge regression"}[self.kind]
-        return f"{name} with C {self.C:g} on word 1-2 grams" + (" and character 2-5 grams" if self.characters else "")
+        words = "word 1-2 grams" + (" without punctuation" if self.plain else "")
+        return f"{name} with C {self.C:g} on {words}" + (" and character 2-5 grams" if self.characters else "")
 
 
 class Tried(TypedDict):
@@ -73,6 +68,7 @@ class Tried(TypedDict):
     kind: str
     C: float
     characters: bool
+    plain: bool
     score: float
 
 
@@ -84,10 +80,12 @@ class Features:
     pairs: PairFeatures | None = None
 
     @classmethod
-    def fit(cls, rows: Sequence[Row], characters: bool) -> tuple[Features, csr_matrix]:
+    def fit(cls, rows: Sequence[Row], characters: bool, plain: bool = False) -> tuple[Features, csr_matrix]:
         """-> (features, their matrix of these rows)"""
         texts = [pair_text(row) for row in rows]
-        words, counted = _fitted(WORDS, texts)
+        words, counted = _fitted(PLAIN if plain else WORDS, texts)
+        if plain and words is None:  # texts of single letters
+            return cls.fit(rows, characters)
         if words is None:
             raise ValueError("a bag of words finds no words in the texts")
         found, parts = cls([words]), [counted]
@@ -96,13 +94,13 @@ class Features:
             found.pairs = PairFeatures.fit(shared)
             parts.append(_sparse(found.pairs(shared)))
         if characters:
-            return found.with_characters(texts, _beside(parts))
-        return found, _beside(parts)
+            return found.with_characters(texts, beside(parts))
+        return found, beside(parts)
 
     def with_characters(self, texts: Sequence[str], matrix: csr_matrix) -> tuple[Features, csr_matrix]:
         """The same and n-grams of characters, where there are some; `matrix`: these features of these texts."""
         more, counted = _fitted(CHARACTERS, texts)
-        return (self, matrix) if more is None else (Features([*self.vectorizers, more], self.pairs), _beside([matrix, counted]))
+        return (self, matrix) if more is None else (Features([*self.vectorizers, more], self.pairs), beside([matrix, counted]))
 
     @cached_property
     def idf(self) -> dict[str, float]:
@@ -115,7 +113,7 @@ class Features:
         parts = [self.vectorizers[0].transform(texts)]
         if self.pairs is not None:
             parts.append(_sparse(self.pairs(measured(_pairs(rows), self.idf))))
-        return _beside([*parts, *(one.transform(texts) for one in self.vectorizers[1:])])
+        return beside([*parts, *(one.transform(texts) for one in self.vectorizers[1:])])
 
 
 @dataclass
@@ -144,7 +142,7 @@ class Linear:
         vocabularies = []
         for i, one in enumerate(self.made.vectorizers):
             tensors[f"idf.{i}"] = torch.from_numpy(one.idf_.astype(np.float32))
-            settings = CHARACTERS if one.analyzer == "char_wb" else WORDS
+            settings = CHARACTERS if one.analyzer == "char_wb" else {**WORDS, "token_pattern": one.token_pattern}
             vocabularies.append({**settings, "terms": one.get_feature_names_out().tolist()})
         known = {
             "format": FORMAT, "version": VERSION, "task": self.task, "kind": self.kind.kind, "C": self.kind.C, "rows": self.rows,
@@ -168,7 +166,8 @@ def load(folder: Path) -> Linear | None:
         made = Features(vectorizers, PairFeatures.of(known["pairs"]) if known.get("pairs") else None)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
-    kind = Kind(known["kind"], known["C"], len(vectorizers) > 1)
+    plain = known["vocabularies"][0].get("token_pattern") == PLAIN["token_pattern"]
+    kind = Kind(known["kind"], known["C"], len(vectorizers) > 1, plain)
     weights, bias = tensors["weights"].numpy(), tensors["bias"].numpy()
     return Linear(known["task"], kind, made, weights, bias, seconds=known["seconds"], rows=known["rows"])
 
@@ -194,7 +193,7 @@ def _fitted(settings: dict[str, Any], texts: Sequence[str]) -> tuple[TfidfVector
         return None, None
 
 
-def _beside(parts: Sequence[csr_matrix]) -> csr_matrix:
+def beside(parts: Sequence[csr_matrix]) -> csr_matrix:
     from scipy.sparse import hstack
 
     return parts[0] if len(parts) == 1 else hstack(parts).tocsr()
@@ -210,7 +209,7 @@ def _pairs(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     return [row for row in rows if not isinstance(row, str)]
 
 
-def _solve(kind: Kind, features: csr_matrix, targets: np.ndarray, classes: int, balance: bool) -> tuple[np.ndarray, np.ndarray]:
+def solve(kind: Kind, features: csr_matrix, targets: np.ndarray, classes: int, balance: bool) -> tuple[np.ndarray, np.ndarray]:
     """-> (weights [classes, features], bias [classes])"""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression, Ridge
@@ -220,6 +219,13 @@ def _solve(kind: Kind, features: csr_matrix, targets: np.ndarray, classes: int, 
     if kind.kind == "ridge":
         solved = Ridge(alpha=1 / kind.C, solver="lsqr").fit(features, targets)
         return np.asarray(solved.coef_, dtype=np.float32)[None], np.asarray([solved.intercept_], dtype=np.float32)
+    if kind.kind == "svm" and targets.ndim == 1 and not balance and len(known := np.unique(targets)) > 2:  # all classes in one call
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            solved = LinearSVC(C=kind.C, dual=True, **more).fit(features, targets)
+        weights, bias = np.zeros((classes, features.shape[1]), dtype=np.float32), np.full(classes, -10.0, dtype=np.float32)
+        weights[known], bias[known] = solved.coef_, solved.intercept_
+        return weights, bias
     columns = [targets[:, k] for k in range(classes)] if targets.ndim == 2 else [targets == k for k in range(classes)]
     columns = columns[1:] if targets.ndim == 1 and classes == 2 else columns
     weights = np.zeros((len(columns), features.shape[1]), dtype=np.float32)
@@ -241,45 +247,6 @@ def _solve(kind: Kind, features: csr_matrix, targets: np.ndarray, classes: int, 
     return weights, bias
 
 
-def quality(task: str, scores: np.ndarray, targets: np.ndarray) -> float:
-    """What settings are chosen by, on held-out rows: accuracy, micro-F1, or one minus the share of variance that is left."""
-    if task == "regress":
-        return 1 - float(((scores - targets) ** 2).mean() / max(float(targets.var()), 1e-12))
-    if task == "multilabel":
-        said = scores > 0
-        return float(2 * (said & (targets > 0)).sum() / max(said.sum() + targets.sum(), 1))
-    return float((scores.argmax(-1) == targets).mean())
-
-
-def fit(
-    task: str,
-    rows: Sequence[Row],
-    targets: np.ndarray,
-    classes: int,
-    held: np.ndarray | None,
-    *,
-    balance: bool = False,
-    seed: int = 0,
-    limit: float | None = None,
-) -> Linear:
-    """Fitted on the rows that are not held out, with the settings that are best on those; `held`: [rows] bool.
-    limit: seconds by the clock after which no new setting is tried; None: SEARCH_SECONDS of a core."""
-    began = time.monotonic()
-    kept = np.ones(len(rows), dtype=bool) if held is None else ~held
-    places = np.flatnonzero(kept)
-    most = min(SEARCH_ROWS, int(SEARCH_TEXT / max(_letters(rows) / len(rows), 1)), SEARCH_WORK // max(classes, 1))
-    if len(places) > most:
-        places = np.sort(np.random.default_rng(seed).choice(places, most, replace=False))
-    kind = Kind("ridge" if task == "regress" else "svm", 0.3 if task != "regress" else 1.0)
-    tried: list[Tried] = []
-    if held is not None and held.any():
-        kind, tried = _search(task, rows, targets, classes, places, np.flatnonzero(held), balance, limit)
-    searched = time.monotonic()
-    found = fit_kind(task, [row for row, one in zip(rows, kept, strict=True) if one], targets[kept], classes, kind, balance)
-    found.tried, found.seconds, found.fit_seconds = tried, time.monotonic() - began, time.monotonic() - searched
-    return found
-
-
 def rows_fitted(rows: int, classes: int) -> int:
     """Of so many rows."""
     return min(rows, WORK // max(classes, 1))
@@ -290,57 +257,6 @@ def fit_kind(task: str, rows: Sequence[Row], targets: np.ndarray, classes: int, 
     if len(rows) > (most := rows_fitted(len(rows), classes)):
         part = np.sort(np.random.default_rng(0).choice(len(rows), most, replace=False))
         rows, targets = [rows[i] for i in part], targets[part]
-    made, matrix = Features.fit(rows, kind.characters)
-    weights, bias = _solve(kind, matrix, targets, classes, balance)
+    made, matrix = Features.fit(rows, kind.characters, kind.plain)
+    weights, bias = solve(kind, matrix, targets, classes, balance)
     return Linear(task, kind, made, weights, bias, rows=len(rows))
-
-
-def _search(
-    task: str,
-    rows: Sequence[Row],
-    targets: np.ndarray,
-    classes: int,
-    kept: np.ndarray,
-    held: np.ndarray,
-    balance: bool,
-    limit: float | None,
-) -> tuple[Kind, list[Tried]]:
-    """The best settings on the held-out rows: every C on words, then the best two with characters too."""
-    shown, others = [rows[i] for i in kept], [rows[i] for i in held]
-    kinds = [Kind(name, C) for name, grid in GRID.items() for C in grid if _applies(name, task, classes)]
-    tried: list[Tried] = []
-    clock = time.process_time if limit is None else time.monotonic  # how far it comes is not to hang on what else the machine does
-    end = clock() + (SEARCH_SECONDS if limit is None else limit)
-
-    def run(some: Sequence[Kind], matrix: csr_matrix, other: csr_matrix) -> None:
-        for one in some:
-            if tried and clock() > end:
-                return
-            weights, bias = _solve(one, matrix, targets[kept], classes, balance)
-            scores = np.asarray(other @ weights.T + bias)
-            score = quality(task, scores[:, 0] if task == "regress" else scores, targets[held])
-            tried.append({"kind": one.kind, "C": one.C, "characters": one.characters, "score": score})
-
-    made, matrix = Features.fit(shown, False)
-    other = made(others)
-    run(kinds, matrix, other)
-    best = sorted(tried, key=lambda one: -one["score"])[:2]
-    few = made.pairs is None and _letters(shown) <= CHARACTER_TEXT  # of pairs they cost points
-    if few and clock() < end - (SEARCH_SECONDS if limit is None else limit) / 2:
-        texts = [pair_text(row) for row in shown]
-        more, wider = made.with_characters(texts, matrix)
-        if more is not made:
-            other = _beside([other, more.vectorizers[1].transform([pair_text(row) for row in others])])
-            run([Kind(one["kind"], one["C"], True) for one in best], wider, other)
-    top = max(tried, key=lambda one: one["score"])
-    return Kind(top["kind"], top["C"], top["characters"]), tried
-
-
-def _letters(rows: Sequence[Row]) -> int:
-    return sum(len(row) if isinstance(row, str) else sum(map(len, row)) for row in rows)
-
-
-def _applies(kind: str, task: str, classes: int) -> bool:
-    if task == "regress":
-        return kind == "ridge"
-    return kind == "svm" or (kind == "logistic" and classes <= LOGISTIC_CLASSES)

@@ -129,18 +129,33 @@ def of_scores(predicted: np.ndarray, targets: np.ndarray, intervals: bool = True
     return found | ({"intervals": {"pearson": pearson_interval(predicted, targets)}} if intervals else {})
 
 
-def with_interval(task: str, outputs: np.ndarray, targets: np.ndarray, macro: bool = False) -> dict[str, float]:
-    """The main figure of a task (macro: macro-F1 for classes) and its interval, from outputs of a network."""
+def figure(task: str, outputs: np.ndarray, targets: np.ndarray, macro: bool = False) -> float:
+    """The main figure of a task (macro: macro-F1 for classes), from outputs of a network."""
     if task == "regress":
-        figure, (low, high) = pearson(outputs, targets), pearson_interval(outputs, targets)
-    elif task == "multilabel":
+        return pearson(outputs, targets)
+    if task == "multilabel":
         given = (outputs > 0).astype(np.int64)
-        figure = 2 * float((given * targets).sum()) / max(float(given.sum() + targets.sum()), 1.0)
-        low, high = _micro_interval(given, targets)
+        return 2 * float((given * targets).sum()) / max(float(given.sum() + targets.sum()), 1.0)
+    if macro:
+        return macro_f1(_confusion(outputs, targets))
+    return float((outputs.argmax(-1) == targets).sum()) / max(len(targets), 1)
+
+
+def with_interval(task: str, outputs: np.ndarray, targets: np.ndarray, macro: bool = False) -> dict[str, float]:
+    """The same, with its 95 % interval."""
+    if task == "regress":
+        low, high = pearson_interval(outputs, targets)
+    elif task == "multilabel":
+        low, high = _micro_interval((outputs > 0).astype(np.int64), targets)
     elif macro:
-        table = need("sklearn.metrics", "figures").confusion_matrix(targets, outputs.argmax(-1), labels=np.arange(outputs.shape[-1]))
-        figure, (low, high) = macro_f1(table), _macro_interval(table)
+        low, high = _macro_interval(_confusion(outputs, targets))
     else:
-        hits = int((outputs.argmax(-1) == targets).sum())
-        figure, (low, high) = hits / max(len(targets), 1), wilson(hits, len(targets))
-    return {"figure": figure, "low": low, "high": high}
+        low, high = wilson(int((outputs.argmax(-1) == targets).sum()), len(targets))
+    return {"figure": figure(task, outputs, targets, macro), "low": low, "high": high}
+
+
+def _confusion(outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """[classes, classes], true by predicted"""
+    table = np.zeros((outputs.shape[-1], outputs.shape[-1]), dtype=np.int64)
+    np.add.at(table, (targets, outputs.argmax(-1)), 1)
+    return table

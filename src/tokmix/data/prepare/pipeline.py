@@ -120,7 +120,7 @@ def _write(plan: Plan, folder: Path, bars: Progress) -> Card:
         if plan.stream:
             _write_documents(plan, writers, Encoder(tokenizer), roles["eot"], left_out, bars)
         else:
-            _write_rows(plan, writers, Encoder(tokenizer, asked.max_len), left_out, bars)
+            _write_rows(plan, writers, Encoder(tokenizer, plan.max_len), left_out, bars)
         splits = {name: writer.close() for name, writer in writers.items()}
     specials = 0 if plan.stream else tokenizer.num_special_tokens_to_add(plan.pair)
     sha256 = hash_file(folder / "tokenizer.json", "")["sha256"]
@@ -131,7 +131,7 @@ def _write(plan: Plan, folder: Path, bars: Progress) -> Card:
         split_by=plan.split_by(),
         tokenizer={"kind": kind, "vocab": vocab, "roles": roles, "specials": specials, "sha256": sha256},
         stream=plan.stream,
-        max_len=None if plan.stream else asked.max_len,
+        max_len=None if plan.stream else plan.max_len,
         dtype=dtype,
         shard_tokens=asked.shard_tokens,
         splits=splits,
@@ -191,7 +191,7 @@ def _write_rows(plan: Plan, writers: dict[str, SplitWriter], encoder: Encoder, l
         for batch in batched(plan.examples(left_out), BATCH_CHARACTERS, lambda row: 100 + sum(map(len, row.texts))):
             encoded, cut = encoder.rows([row.texts for row in batch])
             if cut and plan.asked.long == "refuse":
-                raise ValueError(f"{batch[cut[0]].where}: longer than max_len={plan.asked.max_len} tokens, and long=refuse")
+                raise ValueError(f"{batch[cut[0]].where}: longer than max_len={plan.max_len} tokens, and long=refuse")
             for row, ids in zip(batch, encoded, strict=True):
                 writer = writers[row.split]
                 writer.extend(ids)

@@ -16,6 +16,7 @@ from tokmix.data.read.files import Part, Text
 from tokmix.data.split import check_shares, place
 from tokmix.show.progress import Advance
 
+MAX_LEN, LONG_MAX_LEN, LONG_SHARE, LETTERS = 512, 2048, 0.05, 4.5  # tokens of a row, usual and where so many rows are longer; of a token
 SHARE = 0.1  # of valid and of test where no splits are given ...
 MOST_ROWS, MOST_CHARACTERS = 20_000, 5_000_000  # ... but no more than about this much
 
@@ -29,6 +30,7 @@ class Plan:
         self.left_out = LeftOut()
         self.targets = Targets(asked.label_separator)
         self.counts: dict[str, list[int]] = {}  # split -> [rows or documents, characters]; all in train until shares are known
+        self.long = 0  # rows that are longer than MAX_LEN, by their letters
         self.block: int | None = None  # characters of a block of plain text, where documents are too few to split
         self.valid, self.test = asked.valid or 0.0, asked.test or 0.0
         self.columns = None if isinstance(self.parts[0], Text) else self._choose_columns()
@@ -114,6 +116,11 @@ class Plan:
         return [self.targets.alias.get(label, label) for label in found]
 
     @property
+    def max_len(self) -> int:
+        """Known after look(). The bag of words reads no more of a row than the network does, so it is not to be little."""
+        return self.asked.max_len or (LONG_MAX_LEN if self.long > LONG_SHARE * self.rows_seen else MAX_LEN)
+
+    @property
     def rows_seen(self) -> int:
         return sum(rows for rows, _ in self.counts.values())
 
@@ -147,7 +154,9 @@ class Plan:
         for example in examples(self.parts, self.columns, self._given_split, self.left_out):
             if example.target is not None:
                 self.targets.see(example.target, example.split, example.where)
-            self._count(example.split, sum(map(len, example.texts)))
+            letters = sum(map(len, example.texts))
+            self.long += letters > LETTERS * MAX_LEN
+            self._count(example.split, letters)
             advance(1)
         self._check_counts()
         column = self.columns.target or ""

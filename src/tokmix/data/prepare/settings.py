@@ -31,7 +31,7 @@ class PrepareSettings:
     tokenizer: str | None = None  # wordpiece, bpe, bytes, or a tokenizer.json; None: wordpiece for rows, bpe for lm
     vocab: int | None = None  # vocabulary size of a new tokenizer, smaller if the text has less; None: 16384 for rows, 8192 for lm
     lowercase: bool = True  # wordpiece: read all text as lower case
-    max_len: int = 512  # most tokens of a row, special tokens included; running text is not cut
+    max_len: int | None = None  # most tokens of a row, special tokens included; None: 512, and 2048 where more than 5 % of rows are longer
     long: Literal["truncate", "refuse"] = "truncate"  # what to do with a longer row: cut it, or stop with an error
     label_separator: str | None = None  # separator between the labels of a cell, for rows with any number of labels (task multilabel)
     merge_labels: bool = False  # treat labels that differ only in case or spaces as one class
@@ -42,7 +42,7 @@ class PrepareSettings:
         for name, hint in get_type_hints(PrepareSettings).items():
             typed(name, getattr(self, name), hint)
         at_least("vocab", 2 if self.vocab is None else self.vocab, 2)
-        at_least("max_len", self.max_len, 4)
+        at_least("max_len", 4 if self.max_len is None else self.max_len, 4)
         at_least("shard_tokens", self.shard_tokens, 1)
         for label in self.labels or ():
             if (self.labels or ()).count(label) > 1:
