@@ -37,7 +37,7 @@ from tokmix.ops.shift_mix import reference as shift_reference
 from tokmix.ops.shift_mix import select as shift
 
 # A quick look at the interpreter for `make test`. `make test-all` runs every kernel file there, spread over all cores.
-INTERPRETED = ["test_decode_kernel.py", "test_rounding.py", "test_rotary.py"]
+INTERPRETED = ["test_decode_kernel.py", "test_linear_attention_kernel.py", "test_rounding.py", "test_rotary.py"]
 
 
 @pytest.mark.skipif(not dispatch.HAS_TRITON, reason="triton is not installed")

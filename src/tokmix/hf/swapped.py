@@ -154,16 +154,24 @@ def read_relu(
 def read_linear(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool | None = None, **more: object
 ) -> tuple[Tensor, None]:
-    """As linear_attention reads, with the features elu + 1; under a mask by the products of all pairs."""
+    """As linear_attention reads, with the features elu + 1; under a mask of which padding is not all, by the products of all pairs."""
     k, v = _repeated(module, q, k, v)
     allowed = _allowed(module, q, k, mask, is_causal)
+    real = None if allowed is None else _keys(module, allowed)
+    if allowed is None or real is not None:
+        return linear_attention.read(q, k, v, real).transpose(1, 2).contiguous(), None
     q, k = linear_attention.features(q), linear_attention.features(k)
-    if allowed is None:
-        y = linear_attention.bidirectional(q, k, v)
-    else:
-        scores = torch.where(allowed, q @ k.transpose(-1, -2), 0)
-        y = (scores @ v) / scores.sum(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
+    scores = torch.where(allowed, q @ k.transpose(-1, -2), 0)
+    y = (scores @ v) / scores.sum(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
     return y.to(v.dtype).transpose(1, 2).contiguous(), None
+
+
+def _keys(module: nn.Module, allowed: Tensor) -> Tensor | None:
+    """The keys [B, K] that all queries and heads read; None where these differ."""
+    if getattr(module, "is_causal", False) or torch.compiler.is_compiling():  # the latter could not look
+        return None
+    first = allowed[:, :1, :1]
+    return first[:, 0, 0] if bool((allowed == first).all()) else None
 
 
 READERS: dict[str, Callable[..., tuple[Tensor, None]]] = {

@@ -33,7 +33,8 @@ class LinearAttention(RowMixer):
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:
         if self.causal:
             return self.advance(x, self.empty_state(x.shape[0], x), rows)[0]
-        return self.out(merge_heads(op.bidirectional(*self._project(x, rows))))
+        q, k, v = (split_heads(part(x), self.heads) for part in (self.q, self.k, self.v))
+        return self.out(merge_heads(op.read(q, k, v, None if rows is None else rows.mask)))
 
     def empty_state(self, batch: int, like: Tensor) -> State:
         e, wide = self.dim // self.heads, positions.at_least_float32(like.dtype)

@@ -15,6 +15,7 @@ from tokmix.ops.hyper_mix import op as _hyper_mix
 from tokmix.ops.hyper_mix import short_op as _short_hyper_mix  # noqa: F401
 from tokmix.ops.hyper_mix import wide_op as _wide_hyper_mix  # noqa: F401
 from tokmix.ops.hyper_mlp import flops as _hyper_mlp  # noqa: F401  (its formulas)
+from tokmix.ops.linear_attention import op as _linear_attention  # noqa: F401
 from tokmix.ops.rotary import op as _rotary  # noqa: F401
 from tokmix.ops.shift_mix import matrix_op as _matrix_shift_mix  # noqa: F401
 from tokmix.ops.shift_mix import op as _shift_mix  # noqa: F401
@@ -40,6 +41,13 @@ _WITHOUT = (
 @register_flop_formula([getattr(torch.ops.tokmix, name) for name in _WITHOUT])
 def no_products(*shapes: Given, **kwargs: Given) -> int:
     return 0
+
+
+@register_flop_formula(torch.ops.tokmix.linear_attention)
+def linear_attention(q: Shape, *rest: Given, **kwargs: Given) -> int:
+    """As `matmul_flops` of a layer: two products a head."""
+    B, H, L, e = q
+    return 4 * B * H * L * e * e
 
 
 @register_flop_formula(torch.ops.tokmix.gate_shift_mix)

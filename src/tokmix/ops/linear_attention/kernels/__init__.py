@@ -1,0 +1,1 @@
+"""Triton kernels, one file an algorithm. Importing one of these files imports triton."""
