@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from tokmix.core import checks
 from tokmix.core.dropout import Dropout
+from tokmix.core.linear import Linear
 from tokmix.core.mixer import GELU, NORM, Cost, Mixer, PreparedStep, State
 from tokmix.core.offload import is_watched, with_weights
 from tokmix.core.product import product
@@ -51,8 +52,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.kind, self.dim, self.width = kind, dim, width
         bias = kind == "gelu"
-        self.inner = nn.Linear(dim, width if bias else 2 * width, bias=bias)
-        self.outer = nn.Linear(width, dim, bias=bias)
+        self.inner = Linear(dim, width if bias else 2 * width, bias=bias)
+        self.outer = Linear(width, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.outer(self.activated(self.inner(x)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tokmix.core.linear import Linear
 from tokmix.core.offload import is_watched
 
 
@@ -23,7 +24,11 @@ class Product:
 
 def product(*maps: nn.Module) -> Product | None:
     """For unchanged linear layers of torch in float32 or float64, all with a bias or all without; None for anything else."""
-    plain = [linear for linear in maps if type(linear) is nn.Linear and is_plain(linear.weight) and not is_watched(linear)]
+    plain = [
+        linear
+        for linear in maps
+        if (type(linear) is nn.Linear or type(linear) is Linear) and is_plain(linear.weight) and not is_watched(linear)
+    ]
     biases: list[Tensor | None] = [linear.bias for linear in plain]
     if len(plain) < len(maps) or len({bias is None for bias in biases}) > 1:
         return None

@@ -22,7 +22,7 @@ from tokmix.runs.files import check_free, new_folder, write_json, write_text
 NAME = "tokmix-ops"
 BACKENDS = ("cpu", "cuda")
 SOURCE = Path(tokmix.__file__).parent
-CORE = ("__init__.py", "checks.py", "positions.py", "segments.py", "token_offsets.py")
+CORE = ("__init__.py", "checks.py", "linear.py", "positions.py", "segments.py", "token_offsets.py")
 OPS = ("causal_hyper_mix", "hyper_mix", "hyper_mlp", "linear_attention", "rotary", "shift_mix", "short_conv")
 IMPORT = re.compile(r"^(\s*)from tokmix\.(\S+) import", re.MULTILINE)
 ABOUT = f"The operations inside tokmix's mixers: {', '.join(OPS)}. Each has a plain-torch reference; a GPU runs Triton kernels."

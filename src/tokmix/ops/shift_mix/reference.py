@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokmix.core.linear import linear
+
 
 def shifted(x: Tensor, distance: int) -> Tensor:
     """x [B, L, ...] moved `distance` places later (earlier if negative), filled with zeros."""
@@ -34,7 +36,7 @@ def per_head(x: Tensor, weight: Tensor) -> Tensor:
     """x [B, L, H, i], weight [H, i, o] -> [B, L, H, o]"""
     B, L, H, _ = x.shape
     if H == 1:
-        return (x.flatten(2) @ weight[0]).unflatten(2, (1, -1))
+        return linear(x.flatten(2), weight[0].t()).unflatten(2, (1, -1))
     return (x.flatten(0, 1).transpose(0, 1) @ weight).transpose(0, 1).unflatten(0, (B, L))
 
 
