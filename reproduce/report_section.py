@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+from reproduce import markdown
 from reproduce.item import PAPERS, Item, items
 from reproduce.page import NOT_RUN, WORDS, command, count_verdicts
 from reproduce.readme import draw
-from tokmix.pages.report import html, markdown, series
+from tokmix.pages.report import html, series
 from tokmix.pages.report.html import Cell
 from tokmix.pages.report.read import Found, Paper, number, part, rows
 

@@ -25,7 +25,7 @@ from tokmix.core.optional import np
 from tokmix.runs import pool
 from tokmix.runs.files import check_free
 from tokmix.study.compare import outcomes, plan, summary
-from tokmix.study.compare.records import Entry, RunCost, ToyFacts
+from tokmix.study.compare.records import Entry, Facts, RunCost
 from tokmix.study.compare.result import NAME as RESULT
 from tokmix.study.compare.result import RunResult
 from tokmix.study.compare.run import SIDE_BY_SIDE, Say, finish, provenance, why_no_bag
@@ -33,6 +33,11 @@ from tokmix.training.distributed import check_alone, join_world
 from tokmix.training.meter import Meter
 
 EPOCHS, TEST, BATCH, METRIC = 250, 1000, 100, "error x100"  # as in the paper
+
+
+class ToyFacts(Facts):
+    n: int
+    epochs: int
 
 
 @dataclass(frozen=True)

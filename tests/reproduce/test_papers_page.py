@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from reproduce import markdown
 from tests import browser as browsers
 from tests import needs
 from tests.papers_made_up import HYPER, install, put, results_file
 from tokmix.cli.main import main
-from tokmix.pages.report import markdown, write
+from tokmix.pages.report import write
 
 
 @pytest.mark.parametrize(

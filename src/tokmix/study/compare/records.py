@@ -46,11 +46,6 @@ class Facts(Provenance):
     higher_is_better: bool
 
 
-class ToyFacts(Facts):
-    n: int
-    epochs: int
-
-
 class Run(TypedDict):
     entry: str
     seed: int | None
