@@ -1,7 +1,7 @@
-"""The ops as they are measured: what each is given, its public body, the plain torch that says what it means, its products.
+"""The ops under test: inputs, the public function, the definition in plain torch, and the number of products.
 
-FLOPs are those of the form of the op that needs the fewest products, forward, and three times that with the backward pass: a
-body that recomputes does more, and is not paid for it. Pointwise work is not counted.
+FLOPs are those of the form with the fewest products, forward, and three times that with the backward pass. Recomputation and
+pointwise work are not counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tokmix.ops.shift_mix import reference as shift_reference
 Shapes = dict[str, tuple[int, ...]]
 SHIFT, RANK, EPS = 16, 16, 1e-5
 BLOCK = 64  # tokens of a block of causal HyperMixing
-WIDE = 8  # times the width: the large d' that one head is timed with, too
+WIDE = 8  # times the width: the large d' that one head is also timed with
 MATRICES = ("U", "V", "U2", "V2", "W", "Wq", "Wk", "Wv", "Wo", "A", "B")
 
 
@@ -46,7 +46,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """reference_most: the longest sequence its plain torch is timed at. unrolls: it loops over chunks, which torch.compile would
+    """reference_most: the longest sequence at which its plain torch is timed. unrolls: it loops over chunks, which torch.compile would
     unroll into thousands of operations."""
 
     name: str
@@ -60,7 +60,7 @@ class Case:
 
 
 def draw(shapes: Shapes, dtype: torch.dtype, device: str) -> Tensors:
-    """Fresh random numbers of the scale they have in a layer."""
+    """New random inputs with the scale that they have in a layer."""
     made = {}
     for name, shape in shapes.items():
         x = torch.randn(*shape, device=device)
@@ -108,7 +108,7 @@ def _hyper_shapes(one: bool, tied: bool, wide: int = 1) -> Callable[[Size], Shap
 
 
 def hyper_flops(size: Size, heads: int, hidden: int, tied: bool) -> int:
-    """Textbook or re-associated, whichever needs fewer."""
+    """FLOPs of the textbook or the re-associated form, whichever has fewer."""
     sizes = (size.length, size.length, heads, size.dim // heads, hidden // heads, tied)
     return size.rows * min(hyper_reference.matmul_flops(*sizes), reassociated.matmul_flops(*sizes))
 
@@ -134,7 +134,7 @@ def _causal_shapes(size: Size) -> Shapes:
 
 
 def causal_flops(size: Size) -> int:
-    """A token written to its state, and read from it."""
+    """FLOPs of writing each token to the state and reading it."""
     return 4 * size.rows * size.length * size.dim * size.head
 
 
@@ -181,7 +181,7 @@ def _plain_matrix(t: Tensors) -> Tensor:
 
 
 def _partners(x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """x as one head [B, L, 1, d], and the tokens it meets."""
+    """x as one head [B, L, 1, d], and the partners of its tokens."""
     x = x[:, :, None]
     return x, [shift_reference.partners(x, (SHIFT,))]
 
@@ -229,7 +229,7 @@ def _mlp_flops(branches: int) -> Callable[[Size], int]:
     def flops(size: Size) -> int:
         Hq, e, f = _mlp_widths(size, branches)
         dense = mlp.matmul_flops(size.length, size.length, Hq, MLP_HEADS, e, f, RANK, RANK)
-        return size.rows * dense * (size.length + 1) // (2 * size.length)  # what the causal mask throws away is not needed
+        return size.rows * dense * (size.length + 1) // (2 * size.length)  # without the part that the causal mask removes
 
     return flops
 

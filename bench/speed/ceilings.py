@@ -1,4 +1,4 @@
-"""What the machine can do at best, measured in the same run: the roofline that times are set against."""
+"""The best rates of the machine, measured in the same run: the roofline for the times."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bench.speed.clock import Timing
 
 
 def measure(clock: Callable[..., Timing], device: str, dtype: torch.dtype, activation: int, quick: bool) -> dict[str, float]:
-    """GB/s of a large copy and of a copy of one activation of so many elements (bytes read plus bytes written), and TFLOP/s of
-    a large product, on random data: zeros run faster."""
+    """GB/s of a large copy and of a copy of one activation of this many elements (bytes read plus bytes written), and TFLOP/s of
+    a large product, on random data, because zeros run faster."""
     gpu = device == "cuda"
     large = (2**29 if gpu else 2**26) >> (6 if quick else 0)
     side = (8192 if gpu else 1024) // (4 if quick else 1)
@@ -32,5 +32,5 @@ def _copy(clock: Callable[..., Timing], device: str, elements: int) -> float:
 
 
 def floor_us(ceilings: dict[str, float], flops: float, moved: float) -> float:
-    """No body takes much less: its products at the rate of a large product, its bytes at the rate of a large copy."""
+    """A lower bound of the time: products at the rate of a large product, bytes at the rate of a large copy."""
     return max(flops / ceilings["matmul_tflops"] / 1e6, moved / ceilings["copy_gbs"] / 1e3)

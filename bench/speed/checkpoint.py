@@ -1,4 +1,4 @@
-"""`tokmix bench checkpoint`: how long training waits for a checkpoint, how long it takes to the disk, and the memory of the copy.
+"""`tokmix bench checkpoint`: how long training waits for a checkpoint, how long writing it to disk takes, and the memory of the copy.
 
 tokmix bench checkpoint --dim 512                                            # one process
 torchrun --nproc-per-node 2 -m tokmix bench checkpoint --dim 512             # each writes a part of a sharded model
@@ -104,7 +104,7 @@ def run(dim: int = 256, device: str | None = None, out: Path | None = None) -> F
 
 
 def _spread(seconds: list[float]) -> list[float]:
-    """Median, least, most; nothing where nothing was measured."""
+    """Median, least and most; empty if nothing was measured."""
     return [statistics.median(seconds), min(seconds), max(seconds)] if seconds else []
 
 

@@ -1,7 +1,7 @@
 """Time and memory of a call.
 
-GPU   median of CUDA-graph replays, the L2 emptied before each; where a call cannot be captured, of events around it.
-      Beside it the wall time of the same call in eager Python, and the most memory it held beyond what it was given.
+GPU   median of CUDA-graph replays with the L2 emptied before each; if a call cannot be captured, of events around it.
+      Also the wall time of the same call in eager Python, and the peak memory beyond its inputs.
 CPU   median of calls by the host's clock; memory as the tensors that live at once, what a single operation needs inside
       it left out (and torch.compile, which steps aside while tensors are watched: its memory reads as if not compiled).
 """
@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 Call = Callable[[], object]
-FLUSH = 512 * 2**20  # bytes written between replays: several times any L2
-SLOW = 1.0  # seconds from which one call is measure enough
+FLUSH = 512 * 2**20  # bytes written between replays: several times the size of any L2
+SLOW = 1.0  # a call that takes this many seconds is measured once
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Timing:
 
 
 class Clock:
-    """seconds: about how long to measure; least, most: how many repeats."""
+    """seconds: about how long to measure; least, most: number of repeats."""
 
     def __init__(self, seconds: float = 0.2, least: int = 3, most: int = 25):
         self.seconds, self.least, self.most = seconds, least, most
@@ -76,7 +76,7 @@ class GpuClock(Clock):
         try:
             graph = self._captured(call)
             run, how = graph.replay, "graph"
-        except RuntimeError:  # it asks the host something, or needs memory that a graph cannot give back
+        except RuntimeError:  # it waits for the host, or needs memory that a graph cannot free
             torch.cuda.synchronize()
             graph, run, how = None, call, "events"
         us = self._events(run, repeats)
@@ -85,7 +85,7 @@ class GpuClock(Clock):
         return Timing(*_middle(us), len(us), how, wall * 1e6, peak)
 
     def _warm(self, call: Call) -> tuple[float, float]:
-        """On a side stream, as capture wants it. -> (seconds of a warm call, peak MiB)"""
+        """Run on a side stream, as capture needs it. -> (seconds of a warm call, peak MiB)"""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -121,7 +121,7 @@ class GpuClock(Clock):
 
 
 class Live(TorchDispatchMode):
-    """The bytes of tensors made inside it that live at once."""
+    """Peak bytes of tensors that were made inside and live at the same time."""
 
     def __init__(self) -> None:
         super().__init__()

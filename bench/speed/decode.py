@@ -1,7 +1,7 @@
-"""`tokmix bench decode`: the next token, after a context of so many: time of a token and layer, and what a layer remembers.
+"""`tokmix bench decode`: the next token after a context: time per token and layer, and the size of a layer's state.
 
 Layers are stepped as generation does it, TOKENS tokens in a row, each through all layers, as one CUDA graph where there is a GPU.
-hsm is the whole ladder of shifts that covers the context. Attention comes as the mixer's own step, whose cache is copied when it
+hsm has all shifts that cover the context. Attention comes as the mixer's own step, whose cache is copied when it
 grows, and as one would write it by hand around a cache of fixed size, with torch's fastest backend, which is what the others
 should be compared with; its core is that without projections. Whole models, next to GPT-2: decode_models.py.
 """
@@ -66,12 +66,12 @@ def _mixers(session: Session, context: int) -> dict[str, Callable[[], list[Mixer
 
 
 def state_after(mixer: Mixer, batch: int, context: int, like: Tensor) -> State:
-    """A state as if `context` tokens had been read, filled with random numbers: reading them all would take long."""
+    """A state of random numbers as after `context` tokens, because reading them would take long."""
 
     def filled(part: Tensor) -> Tensor:
         if not part.dtype.is_floating_point:
             return torch.full_like(part, context)
-        return torch.rand_like(part) + 0.5  # sums that are divided by stay positive
+        return torch.rand_like(part) + 0.5  # denominators stay positive
 
     state = mixer.init_state(batch, like)
     if isinstance(state, dict) and "k" in state and "v" in state:
@@ -89,7 +89,7 @@ def stepped(mixers: list[Mixer], batch: int, context: int) -> Chain:
 
     def call() -> Tensor:
         y, now = x, states
-        with torch.inference_mode(), inplace_states():  # as generation does
+        with torch.inference_mode(), inplace_states():  # as in generation
             for _ in range(TOKENS):
                 y, after = x, []
                 for mixer, state in zip(mixers, now, strict=True):
@@ -106,7 +106,7 @@ def _stepped_new(make: Callable[[], list[Mixer]], batch: int, context: int) -> C
 
 
 class FixedCache(nn.Module):
-    """An attention layer for one token at a time, around a cache that never moves."""
+    """An attention layer for one token at a time with a cache of fixed address."""
 
     def __init__(self, dim: int, e: int, batch: int, context: int, core: bool, backend: SDPBackend | None, dtype: torch.dtype):
         super().__init__()
@@ -170,7 +170,7 @@ def _time(session: Session, name: str, body: str, batch: int, context: int, chai
     row = {"name": name, "body": body, "batch": batch, "N": context, "dim": session.asked.dim, "tokens": TOKENS}
     try:
         call, layers, size = chain()
-    except Exception as failure:  # one layer that does not work must not end the run
+    except Exception as failure:  # a failing layer must not end the run
         session.note(f"{name}, batch {batch}, N={context}: {' '.join(str(failure).split())[:120]}")
         return
     found = session.time(call, row | {"layers": layers, "state_bytes": size})

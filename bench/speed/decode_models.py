@@ -1,6 +1,6 @@
 """The second half of `tokmix bench decode`: tokens a second of whole language models by `tokmix.generate`, next to Hugging Face's
-GPT-2 of the same depth, width, heads and feed-forward. All in one process, in turns; the first new token, which reads the prompt, is
-timed apart.
+GPT-2 of the same depth, width, heads and feed-forward. All run in one process, in turns. The first new token, which reads the prompt, is
+timed separately.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tokmix.core.sampling import generate
 
 STACKS = ("(hsm*3, attention(heads={heads}))*2", "attention(heads={heads})*8")
 RIVAL = "GPT-2"
-Run = Callable[[], Iterator[object]]  # gives something for each new token
+Run = Callable[[], Iterator[object]]  # yields once per new token
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def run(session: Session) -> None:
 
 
 def _with_ratios(rows: list[Row]) -> list[Row]:
-    """Medians, and how many times the faster of GPT-2's caches of the same turn."""
+    """Medians, and ratios to the faster of GPT-2's two caches in the same turn."""
     rivals = [row["rates"] for row in rows if row["name"] == RIVAL]
     for row in rows:
         row["tokens_per_s"], row["first_token_ms"] = statistics.median(row["rates"]), statistics.median(row.pop("prefill_ms"))
@@ -131,7 +131,7 @@ def _gpt2(session: Session, size: Size, prompt: Tensor) -> tuple[list[Row], list
     step = torch.compile(model, mode="reduce-overhead") if session.device == "cuda" else model
 
     places = torch.arange(size.prompt, size.prompt + size.new, device=prompt.device).view(-1, 1, 1).unbind()
-    kept = StaticCache(config=config, max_cache_len=size.prompt + size.new)  # one for all turns: what is recorded knows its address
+    kept = StaticCache(config=config, max_cache_len=size.prompt + size.new)  # one for all turns, because a recorded step keeps its address
 
     @torch.inference_mode()
     def once(cache: object, one: Callable[..., object]) -> Iterator[object]:

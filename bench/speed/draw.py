@@ -1,4 +1,4 @@
-"""Pictures of a run, beside its JSON file."""
+"""Plots of a run, next to its JSON file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARKS = "osD^vP*X"
 
 
 def draw(path: Path, what: str, rows: Sequence[Row], title: str) -> Path | None:
-    """One panel for each kind of row; None where there is nothing to draw."""
+    """One panel for each kind of row; None if there is nothing to draw."""
     if what == "user":
         return _user(path, rows, title)
     panels = {"ops": _ops, "layers": _ops, "decode": _decode, "train": _train, "train-loop": _loops}[what](rows)
@@ -94,7 +94,7 @@ def _loops(rows: Sequence[Row]) -> dict[str, tuple[Series, str]]:
 
 
 def _user(path: Path, rows: Sequence[Row], title: str) -> Path | None:
-    """How many times the rate of each rival."""
+    """Ratios to the rate of each rival."""
     shown = [row for row in rows if row.get("times")]
     if not shown:
         return None

@@ -1,5 +1,5 @@
-"""`tokmix bench layers`: the mixers as layers, projections included, forward and backward with every gradient, beside attention
-at its fastest and flash-linear-attention. A layer's kernels are checked against float64 first, as in `ops`."""
+"""`tokmix bench layers`: the mixers as layers, projections included, forward and backward with every gradient, next to the
+fastest attention and flash-linear-attention. A layer's kernels are checked against float64 first, as in `ops`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tokmix.core.mixer import Mixer, create, mixer_class
 from tokmix.ops.dispatch import implementation
 
 WAY = "forward+backward"
-TOKENS = 999  # at least that a check looks at: in HyperMLP one score that is rounded to the other sign turns a gradient on or off
+TOKENS = 999  # least numbers of a check: in HyperMLP a score rounded to the other sign switches a gradient on or off
 
 
 class Options(TypedDict, total=False):
@@ -71,7 +71,7 @@ def run(session: Session) -> None:
                     return
                 _time(session, made, length)
     if session.wanted("flash-linear-attention") and not session.late():
-        linear(session, linear_layer, (WAY,))  # last, as in ops: it tries many settings
+        linear(session, linear_layer, (WAY,))  # last, as in ops, because it tries many settings
 
 
 def _build(session: Session, made: Made, length: int) -> Mixer:
@@ -120,7 +120,7 @@ def _time(session: Session, made: Made, length: int) -> None:
         mixer = _build(session, made, length)
         x = torch.randn(size.rows, length, size.dim, device=session.device).to(session.dtype).requires_grad_()
         call = _both(mixer, x)
-    except Exception as failure:  # one layer that does not work must not end the run
+    except Exception as failure:  # a failing layer must not end the run
         session.note(f"{made.name}, N={length}: {type(failure).__name__}: {' '.join(str(failure).split())[:120]}")
         return
     session.time(call, row, 3 * _flops(made, mixer, size), moved([x, *mixer.parameters()], x, True))
@@ -132,7 +132,7 @@ def _both(mixer: Mixer, x: Tensor) -> Call:
 
 
 def _flops(made: Made, mixer: Mixer, size: Size) -> int:
-    if made.mixer == "hypermixing" and not made.causal:  # of the form with the fewest products, whichever runs
+    if made.mixer == "hypermixing" and not made.causal:  # of the form with the fewest products, whatever runs
         return hyper_flops(size, made.options["heads"], made.options["hidden"], made.options["tied"])
     causal = mixer.cost(size.length).causal
     assert causal is not None

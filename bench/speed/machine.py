@@ -1,4 +1,4 @@
-"""Which machine, which versions, which code: what a number is worth nothing without."""
+"""Machine, versions and code of a measurement."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Machine(TypedDict, total=False):
     system: str
     python: str
     versions: dict[str, str]
-    gpu: str  # from here on: of a GPU alone
+    gpu: str  # from here on: only with a GPU
     gpu_mib: int
     processors: int
     cuda: str | None

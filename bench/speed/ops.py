@@ -1,6 +1,6 @@
-"""`tokmix bench ops`: each op, forward and with its backward pass, beside plain torch, torch.compile of it, and attention.
+"""`tokmix bench ops`: each op, forward and with its backward pass, next to plain torch, torch.compile of it, and attention.
 
-An op is checked first, in the same run and dtype, result and every gradient against float64; one that fails is not timed.
+Each op is first checked in the same run and dtype: result and every gradient against float64. An op that fails is not timed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.speed.session import Session, moved
 
 WAYS = ("forward", "forward+backward")
 NEAR = 1.4  # a candidate that was this much slower than the best is not tried at longer sequences
-COMPILED_AT = 8192  # a compiled reference does the same work at any length below what it can take
+COMPILED_AT = 8192  # a compiled reference does the same work at any length up to its limit
 
 
 def run(session: Session) -> None:
@@ -33,7 +33,7 @@ def run(session: Session) -> None:
         if session.wanted(case.name) and not session.late() and passes(session, case.name, case):
             sound.append(case)
             _time_case(session, case)
-    for case in sound:  # compiling takes far longer than all before: a run that is cut short should have that
+    for case in sound:  # last, because compiling takes far longer than the rest, and a run may be cut short
         _time_compiled(session, case)
     if session.wanted("flash-linear-attention") and not session.late():
         linear(session, linear_core)  # last: it tries many settings of its kernels, for a minute or more
@@ -86,7 +86,7 @@ def _time(session: Session, name: str, body_name: str, body: Body, case: Case | 
         try:
             given = draw(case.shapes(size), session.dtype, session.device)
             call, y = call_of(body, given, way)
-        except Exception as failure:  # one body that does not work must not end the run
+        except Exception as failure:  # a failing body must not end the run
             session.note(f"{name}, {body_name}, {way}, N={length}: {type(failure).__name__}: {' '.join(str(failure).split())[:120]}")
             continue
         backward = way != "forward"
@@ -94,7 +94,7 @@ def _time(session: Session, name: str, body_name: str, body: Body, case: Case | 
 
 
 def best_of(session: Session, name: str, candidates: list[Rival], ways: tuple[str, ...] = WAYS) -> None:
-    """The fastest candidate at each length, forward and backward together; all glances are noted."""
+    """The fastest candidate at each length, forward and backward together; every trial is recorded."""
     before: dict[str, float] = {}  # at the length before
     sound = [rival for rival in candidates if passes(session, f"{name}, {rival.name}", rival, ((3, 333),))]
     for length in session.asked.lengths:
@@ -119,7 +119,7 @@ def best_of(session: Session, name: str, candidates: list[Rival], ways: tuple[st
 
 
 def linear(session: Session, made: Callable[[int], Rival], ways: tuple[str, ...] = WAYS) -> None:
-    """flash-linear-attention, where it is installed."""
+    """flash-linear-attention, if it is installed."""
     name = "flash-linear-attention"
     if session.device != "cuda":
         session.note(f"{name}: its kernels need a GPU")

@@ -1,6 +1,6 @@
-"""What the ops and layers are set beside: softmax attention at its fastest, and flash-linear-attention where it is installed.
+"""Rivals of the ops and layers: the fastest softmax attention, and flash-linear-attention if it is installed.
 
-Which backend, layout and head size is fastest depends on the card and on the length, so all are tried, at every length.
+The fastest backend, layout and head size depend on the GPU and the length, so all are tried at every length.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Rival:
 
 
 def softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """As it is defined, in plain torch; [B, H, N, e] each."""
+    """Attention by its definition in plain torch; [B, H, N, e] each."""
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), -torch.inf)
@@ -40,13 +40,13 @@ def softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def attention_flops(size: Size, causal: bool) -> int:
-    """Scores and what is read by them, without the half that a causal mask throws away."""
+    """FLOPs of both products, without the half that a causal mask removes."""
     dense = 4 * size.rows * size.length**2 * size.dim
     return dense * (size.length + 1) // (2 * size.length) if causal else dense
 
 
 def settings(dim: int, device: str) -> Iterator[tuple[str, SDPBackend | None, int]]:
-    """(name, backend, head size) worth trying; on a CPU torch has one body."""
+    """(name, backend, head size) to try; on a CPU torch has only one."""
     for e in [e for e in HEADS if dim % e == 0] or [dim // 2]:
         for name, backend in BACKENDS.items() if device == "cuda" else [("torch", None)]:
             yield f"{name}, head {e}", backend, e
@@ -60,7 +60,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, backend: SDPBackend | N
 
 
 def attention_cores(dim: int, causal: bool, device: str) -> list[Rival]:
-    """Between the projections: q, k, v as they lie behind a projection [B, N, H, e], or head by head [B, H, N, e]."""
+    """Between the projections: q, k, v in the layout of a projection [B, N, H, e], or by head [B, H, N, e]."""
     found = []
     for name, backend, e in settings(dim, device):
         for layout in ("rows", "heads"):
@@ -84,7 +84,7 @@ def attention_cores(dim: int, causal: bool, device: str) -> list[Rival]:
 
 
 def attention_layers(dim: int, causal: bool, device: str) -> list[Rival]:
-    """With its projections: three products, or one whose result is cut in three."""
+    """With its projections: three products, or one whose result is split in three."""
     found = []
     for name, backend, e in settings(dim, device):
         for fused in (False, True):
@@ -111,7 +111,7 @@ def attention_layers(dim: int, causal: bool, device: str) -> list[Rival]:
 
 
 def _linear_op() -> Callable[..., Tensor]:
-    """flash-linear-attention's causal linear attention, without its normalisation; ImportError where it is not installed."""
+    """flash-linear-attention's causal linear attention, without its normalisation; ImportError if it is not installed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about what else could be installed
@@ -127,7 +127,7 @@ def _linear_op() -> Callable[..., Tensor]:
 
 
 def _linear_plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same as it is defined; [B, N, H, e] each."""
+    """The same by its definition; [B, N, H, e] each."""
     q, k, v = (one.transpose(1, 2) for one in (q, k, v))
     return ((q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).tril() @ v).transpose(1, 2)
 
@@ -140,7 +140,7 @@ def linear_core(head: int) -> Rival:
 
 
 def linear_layer(head: int) -> Rival:
-    """With its four projections, and neither feature map nor gate nor norm: the least that such a layer can be."""
+    """With its four projections, without feature map, gate and norm: the smallest such layer."""
 
     def with_op(op: Callable[..., Tensor]) -> Body:
         def body(t: Tensors) -> Tensor:

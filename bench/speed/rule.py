@@ -1,6 +1,6 @@
-"""How a fast body is judged, in the tests and in every run that reports its time:
+"""The rule for fast implementations, in the tests and in every run that reports their time:
 
-its relative L2 error is at most twice what plain torch errs in the same dtype plus that dtype's eps, both against float64,
+the relative L2 error is at most twice that of plain torch in the same dtype plus that dtype's eps, both against float64,
 for the result and for every gradient
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-FEW = 16  # numbers: the two weights of a shift mix, say, each the sum over all tokens
+FEW = 16  # numbers, such as the two weights of a shift mix, each a sum over all tokens
 
 Tensors = dict[str, Tensor]
 Body = Callable[[Tensors], Tensor]
@@ -40,8 +40,8 @@ def error(found: Tensor, exact: Tensor) -> float:
 
 
 def judge(ours: Tensors, plain: Tensors, exact: Tensors, dtype: torch.dtype) -> list[Verdict]:
-    """Relative errors of a few numbers are luck, so small tensors are looked at together; of a handful even torch's own is, and
-    twice as much is allowed."""
+    """Relative errors of a few numbers depend on luck, so small tensors are judged together; for very few numbers twice as much is
+    allowed."""
     groups: dict[str, list[str]] = {}
     for name, tensor in exact.items():
         groups.setdefault(name if tensor.numel() >= 256 else "small ones", []).append(name)
@@ -65,7 +65,7 @@ def with_gradients(body: Body, given: Tensors, dy: Tensor, dtype: torch.dtype) -
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Fresh memory is filled with NaN, and torch warns where it would be nondeterministic."""
+    """Inside, new memory is filled with NaN, and torch warns about nondeterminism."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     assert torch.empty(3).isnan().all()
     try:
@@ -75,7 +75,7 @@ def poisoned() -> Iterator[None]:
 
 
 def check(body: Body, plain: Body, given: Tensors, dtype: torch.dtype) -> list[Verdict]:
-    """`given` in dtype, so that every body starts from the same numbers; `plain` says what the op means."""
+    """`given` in dtype, so that every body starts from the same numbers; `plain` defines the op."""
     with torch.no_grad():
         dy = torch.randn_like(plain(given))
     exact = with_gradients(plain, given, dy, torch.float64)

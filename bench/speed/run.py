@@ -45,7 +45,7 @@ def run(asked: BenchSettings, say: Callable[[str], None] = print) -> Session:
 
 
 def _check_out(out: Path, what: str) -> None:
-    """Only what an earlier run of the same benchmark wrote is replaced."""
+    """Only files of an earlier run of the same benchmark are replaced."""
     if not out.parent.is_dir():
         raise ValueError(f"{out.parent} is no folder: {out} cannot be written")
     if out.suffix != ".json":
@@ -68,7 +68,7 @@ def _wrote(out: Path, what: str) -> bool:
 
 
 def title_of(record: Row) -> str:
-    """Dtype and width where the benchmark reads them: a training run's models have their own."""
+    """Title with dtype and width, if the benchmark reads them."""
     asked = record["asked"]
     sizes = {"dtype": str(asked["dtype"]), "dim": f"d = {asked['dim']}"}
     shown = [words for name, words in sizes.items() if name in READ[record["bench"]]]

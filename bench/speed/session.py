@@ -1,4 +1,4 @@
-"""One run of a benchmark: its device and clock, what it found, and the file that holds it."""
+"""One run of a benchmark: its device, clock, results and file."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Session:
         self.glance = (GpuClock if self.device == "cuda" else Clock)(0.02, 1, 3)  # to choose among candidates
         self.ceilings: dict[str, float] = {}
         self.rows: list[Row] = []
-        self.models: list[Row] = []  # of whole models, beside rows of layers
+        self.models: list[Row] = []  # rows of whole models
         self.checks: list[Row] = []
         self.notes: list[str] = []
-        self.names: dict[str, None] = {}  # of all that could be wanted, in order
+        self.names: dict[str, None] = {}  # every name that --only may select, in order
         torch.manual_seed(0)
         self.machine = machine.describe(self.device)
         self.say(self.machine["words"])
@@ -54,14 +54,14 @@ class Session:
         self.say("ceilings: " + shown.format(**self.ceilings))
 
     def time(self, call: Call, row: Row, flops: float = 0, moved: float = 0) -> Row | None:
-        """A row with its time and, where counts are given, rates; None, and a note, where the call does not work here."""
+        """A row with its time and, if counts are given, rates; None and a note if the call does not work here."""
         named = ", ".join(str(row[key]) for key in ("name", "body", "way") if key in row) + f", N={row['N']}"
         try:
             timing = self.clock(call)
         except torch.OutOfMemoryError:
             self.note(f"{named}: out of memory")
             return None
-        except Exception as failure:  # one body that does not work must not end the run
+        except Exception as failure:  # a failing body must not end the run
             self.note(f"{named}: {type(failure).__name__}: {' '.join(str(failure).split())[:160]}")
             return None
         finally:
@@ -81,7 +81,7 @@ class Session:
         return row
 
     def checked(self, name: str, shape: Sequence[int], verdicts: list[Verdict]) -> bool:
-        """Note a check; a failed one says what is over."""
+        """Record a check; a failed one names the numbers over the limit."""
         over = [str(verdict) for verdict in verdicts if not verdict.holds]
         self.checks.append({"name": name, "shape": list(shape), "dtype": self.asked.dtype, "passes": not over,
                             "verdicts": [verdict._asdict() for verdict in verdicts]})  # fmt: skip
@@ -105,7 +105,7 @@ class Session:
         return not self.asked.only or any(part in name for part in self.asked.only)
 
     def check_names(self) -> None:
-        """Afterwards, since a benchmark learns its names as it goes."""
+        """Checked at the end, because a benchmark finds its names while it runs."""
         unknown = [part for part in self.asked.only if not any(part in name for name in self.names)]
         if unknown and len(unknown) == len(self.asked.only):
             raise ValueError(
@@ -131,7 +131,7 @@ class Session:
                 "seconds": time.monotonic() - self.began}  # fmt: skip
 
     def save(self) -> None:
-        """After every row, so that a run that is cut short leaves what it had."""
+        """Save after every row, so that an interrupted run leaves its results."""
         if self.asked.out is not None:
             write_json(Path(self.asked.out), finite(self.record()))
 
@@ -141,8 +141,8 @@ def tensors_bytes(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def moved(given: Sequence[torch.Tensor], result: torch.Tensor, backward: bool) -> int:
-    """The fewest bytes: what is given read once and the result written once; backward, what is given and the result's gradient
-    read, and a gradient written for all that is given."""
+    """The fewest bytes: inputs read once and the result written once; backward, inputs and the result's gradient read, and a
+    gradient written for each input."""
     inputs, output = tensors_bytes(given), tensors_bytes([result])
     return 3 * inputs + 2 * output if backward else inputs + output
 

@@ -15,13 +15,13 @@ SIZES = ("lengths", "tokens", "dim", "head", "dtype", "compiled")
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """quick     sizes for a test: numbers without meaning
+    """quick     tiny sizes, to check that it runs
     lengths   tokens of a sequence; of the context, for decode
-    tokens    of a call, whatever the length
+    tokens    of a call, at every length
     dim       width; head: channels of a head
     compiled  torch.compile of the references: none, at one length, at all
-    only      parts of names: what holds none of them is left out
-    minutes   start nothing new after that long; of user, what most of it takes
+    only      parts of names; other rows are left out
+    minutes   start nothing new after this time; user: time for all trainings
     data      a table with the columns text and label; encoder: what fine-tuning starts from
     """
 
@@ -42,7 +42,7 @@ class BenchSettings:
     encoder: str | None = None
 
     def sized(self, device: str) -> BenchSettings:
-        """Every gap filled for that kind of device."""
+        """The settings with every gap filled for this kind of device."""
         one_of("benchmark", self.what, READ)
         check_read(self.what, [name for name in SIZES if getattr(self, name)])
         counts = {"tokens": self.tokens or None, "dim": self.dim or None, "head": self.head or None, "threads": self.threads}
@@ -70,7 +70,7 @@ class BenchSettings:
 
     @property
     def unread(self) -> list[str]:
-        """Sizes that say nothing about this benchmark's numbers."""
+        """Sizes that this benchmark does not use."""
         return [name for name in SIZES if name not in READ[self.what]]
 
     def _lengths(self, gpu: bool) -> tuple[int, ...]:

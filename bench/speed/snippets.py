@@ -1,7 +1,7 @@
 """Snippets of Python's own standard library, labelled by their package: real text that every machine with Python has.
 
-No source file gives snippets to both splits, no snippet occurs twice, and every class has the same number in each split. What a
-snippet says stays as it is; where it comes from is noted beside it and no part of the text.
+No source file gives snippets to both splits, no snippet occurs twice, and every class has the same number in each split. The
+text of a snippet is unchanged; its origin is recorded separately.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tokmix.data.split import text_key
 # Of comparable size, with several files each, and part of every CPython from 3.11 on, also where a distribution ships it in pieces.
 PACKAGES = ("asyncio", "email", "encodings", "importlib", "multiprocessing", "unittest", "xml")
 LINES = 16  # of a snippet
-SPOKEN = 8  # lines of it that say something, at least
+SPOKEN = 8  # least lines with content
 HELD = (0.15, 0.3)  # share of a package's snippets in the files kept for the test
-FEWEST = 40  # snippets a class for training: with less there is nothing to see
+FEWEST = 40  # least snippets per class for training
 SKIPPED = ("test", "tests", "__pycache__")
 
 
@@ -38,7 +38,7 @@ def standard_library() -> Path:
 
 
 def collect(root: Path, most: int | None = None) -> list[Snippet]:
-    """Balanced snippets of all packages under `root`, at most so many a class for training and a quarter of that for the test."""
+    """Balanced snippets of all packages under `root`, at most this many per class for training and a quarter of that for the test."""
     absent = [name for name in PACKAGES if not list((root / name).glob("*.py"))]
     if absent:
         raise ValueError(f"{root} holds no source of {', '.join(absent)}: this Python came without its standard library in readable form")
@@ -75,7 +75,7 @@ def _wanted(path: Path, root: Path) -> bool:
 
 
 def _snippets(path: Path, seen: set[int]) -> list[str]:
-    """A file's text in pieces of LINES lines, without those seen before and those that say little."""
+    """A file's text in pieces of LINES lines, without duplicates and those with little content."""
     return [text for text in _pieces(path) if not _known(text, seen)]
 
 
@@ -83,7 +83,7 @@ def _pieces(path: Path) -> Iterator[str]:
     try:
         with tokenize.open(path) as file:
             lines = file.read().splitlines()
-    except (OSError, SyntaxError, UnicodeDecodeError):  # a file that Python itself could not read is none of ours
+    except (OSError, SyntaxError, UnicodeDecodeError):  # skip files that Python itself could not read
         return
     for start in range(0, len(lines) - LINES + 1, LINES):
         piece = lines[start : start + LINES]
@@ -103,5 +103,5 @@ def _drawn(snippets: list[Snippet], count: int) -> list[Snippet]:
 
 
 def _draw(text: str) -> str:
-    """An order that looks random and is the same everywhere."""
+    """A pseudo-random order that is the same on every machine."""
     return hashlib.sha256(text.encode()).hexdigest()

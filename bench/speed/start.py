@@ -1,4 +1,4 @@
-"""What importing costs."""
+"""The time of an import."""
 
 from __future__ import annotations
 

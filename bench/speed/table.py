@@ -12,7 +12,7 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 def number(value: float | None) -> str:
-    """Three digits that matter, without powers of ten."""
+    """Three significant digits, without powers of ten."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}" if abs(value) >= 1e-4 or value == 0 else f"{value:.1e}"
@@ -23,7 +23,7 @@ def value(key: str) -> Callable[[Row], str]:
 
 
 def lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """Text to the left, numbers to the right."""
+    """Text aligned left, numbers right."""
     cells = [[name for name, _ in columns], *([show(row) for _, show in columns] for row in rows)]
     return aligned(cells, left=[at for at in range(len(columns)) if any(line[at][:1].isalpha() for line in cells[1:])])
 

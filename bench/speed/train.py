@@ -1,4 +1,4 @@
-"""`tokmix bench train`: tokens a second of training, whole models, beside the same model with attention in every layer.
+"""`tokmix bench train`: training tokens per second of whole models, next to the same models with attention in every layer.
 
 Both at their best settings, in one run: bfloat16 by autocast and fused AdamW on a GPU, eager and torch.compile, as Python runs it
 and as one CUDA graph of the whole step.
@@ -21,7 +21,7 @@ from tokmix.core.model import Model, ModelConfig
 
 @dataclass(frozen=True)
 class Trained:
-    """attention: the same model with attention in its place, in each head size worth trying."""
+    """attention: stacks of the same model with attention, one for each head size to try."""
 
     model: str
     config: dict[str, Any]
@@ -56,7 +56,7 @@ def models(device: str, quick: bool) -> list[Trained]:
 
 
 def run(session: Session) -> None:
-    """Everything eager first: compiling takes far longer, and a run that is cut short should have both sides of something."""
+    """Everything eager first, because compiling takes far longer, and a run may be cut short."""
     wanted = [trained for trained in models(session.device, session.asked.quick) if session.wanted(trained.model)]
     compiled = []
     for length, trained in itertools.product(session.asked.lengths, wanted):
@@ -102,7 +102,7 @@ def time_model(session: Session, trained: Trained, stack: str, setting: str, len
     row = {"model": trained.model, "name": stack, "body": setting, "N": length, "dim": trained.config["dim"]}
     try:
         step, model, tokens = step_of(session, trained, stack, setting == "compiled", length)
-    except Exception as failure:  # one model that does not work must not end the run
+    except Exception as failure:  # a failing model must not end the run
         session.note(f"{trained.model}, {stack}, N={length}: {' '.join(str(failure).split())[:120]}")
         return None
     found = session.time(step, row | {"parameters": model.parameter_count(), "tokens": tokens})

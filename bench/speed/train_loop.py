@@ -1,4 +1,4 @@
-"""`tokmix bench train-loop`: tokens a second of `tokmix train`'s engine over those of the best loop by hand around the same model.
+"""`tokmix bench train-loop`: tokens per second of `tokmix train`, divided by those of the best handwritten loop for the same model.
 
 The loops by hand are forward, loss, backward, clip, AdamW, on the same batches in the same order: built as it goes by the same reader,
 and ready in memory, which is more than a real loop gets. On a GPU also with each whole step as a CUDA graph, batches on the device
@@ -34,7 +34,7 @@ from tokmix.training.static_shapes import BatchSlot
 from tokmix.training.task import TrainingTask
 
 WORDS, SEED = 3000, 0
-EAGER = 10  # loops that start every kernel by hand make so many times fewer steps
+EAGER = 10  # loops without CUDA graphs run this many times fewer steps
 
 
 class Unsaved(Engine):
@@ -87,7 +87,7 @@ def _words(count: int, draw: random.Random) -> str:
 
 
 def write_data(folder: Path, case: Case, rows: int) -> Path:
-    """Made-up text: its words say nothing, and time does not depend on what they say."""
+    """Random text, because time does not depend on its content."""
     draw = random.Random(SEED)
     least, mean, most = case.words
     even = 2 * mean == least + most
@@ -102,7 +102,7 @@ def write_data(folder: Path, case: Case, rows: int) -> Path:
 
 
 class Plain:
-    """A training loop by hand."""
+    """A handwritten training loop."""
 
     def __init__(self, work: TrainingTask, device: torch.device, batches: Iterator[Batch]):
         self.work, self.device, self.batches = work, device, batches
@@ -127,7 +127,7 @@ class Plain:
             self.optimizer.step()
             losses.append(loss.detach())
             tokens += batch.ids.numel()
-        assert torch.isfinite(torch.stack(losses)).all()  # looks at them, as anybody would
+        assert torch.isfinite(torch.stack(losses)).all()  # reads the losses, as a user would
         return tokens
 
 
@@ -209,7 +209,7 @@ def _compare(session: Session, name: str, case: Case, folder: Path) -> None:
     device = torch.device(session.device)
     world = World(device=device)
     turns, steps = (3, 3) if quick else (5, case.steps)
-    warm = 2 if quick else 2 * steps if gpu else 3  # on a GPU until every shape of batch was met
+    warm = 2 if quick else 2 * steps if gpu else 3  # on a GPU until every shape of batch has occurred
     source = _endless(work, world)
     ready = [next(source) for _ in range(turns * steps + warm)]
     loops: dict[str, Callable[[int], int]] = {
@@ -219,14 +219,14 @@ def _compare(session: Session, name: str, case: Case, folder: Path) -> None:
     }
     if gpu:
         loops |= _captured(work, world, folder, ready, case.compiled)
-    count = {body: steps // EAGER if gpu and body.startswith("plain") else steps for body in loops}  # a rate needs no more
+    count = {body: steps // EAGER if gpu and body.startswith("plain") else steps for body in loops}  # enough for a rate
     for body, loop in loops.items():
         loop(min(warm, 10) if count[body] < steps else warm)
     rates: dict[str, list[float]] = {body: [] for body in loops}
     for turn in range(turns):
         names = list(loops)
         first = turn % len(names)
-        for body in names[first:] + names[:first]:  # nobody is always first
+        for body in names[first:] + names[:first]:  # change the order in every turn
             rates[body].append(_rate(loops[body], count[body], session.device))
     for body, found in rates.items():
         ours = rates["engine, compiled" if body == "captured, compiled" else "engine"]
@@ -238,7 +238,7 @@ def _compare(session: Session, name: str, case: Case, folder: Path) -> None:
 
 def _captured(work: TrainingTask, world: World, folder: Path, ready: list[Batch], compiled: bool) -> dict[str, Callable[[int], int]]:
     """Rivals that are recorded, and the engine with what one of them has."""
-    shaped = Engine(work, world, Checkpoints(folder))  # as the engine shapes its batches
+    shaped = Engine(work, world, Checkpoints(folder))  # with the engine's shapes of batches
     placed = [shaped.prepare(batch).to(world.device) for batch in ready]
     loops: dict[str, Callable[[int], int]] = {
         "captured": Graphed(work, world.device, iter(placed), CudaRecorder(world.device), compiled=False).run

@@ -1,6 +1,6 @@
-"""`tokmix bench user`: what one who types commands gets, from the start of a process to its end, beside what else one could have used.
+"""`tokmix bench user`: whole commands as a user runs them, from the start of the process to its end, next to other tools.
 
-train a table    `tokmix train`              a linear SVM on TF-IDF; the best loop one would write by hand for the same model
+train a table    `tokmix train`              a linear SVM on TF-IDF; the best handwritten loop for the same model
 train a text     `tokmix train`              the same kind of loop
 fine-tune        `tokmix train --from`       a loop around Hugging Face's BERT of the encoder's size
 predict          `tokmix predict`            the SVM; that BERT
@@ -67,7 +67,7 @@ class Work:
     predicted: Path = field(default_factory=Path)
 
     def run(self, kind: str, args: Sequence[str] = (), **given: object) -> Row | None:
-        """One process; None, and a note, where a rival is not installed. What fails ends the benchmark with the process's last line."""
+        """Run one process; None and a note if a rival is not installed. A failure ends the benchmark with the process's last line."""
         asked, found, log = (self.folder / name for name in ("given.json", "found.json", "log.txt"))
         env = dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {})
         if self.session.asked.threads is not None:
@@ -231,7 +231,7 @@ def _loop(work: Work, record: Row, length: int) -> Row | None:
 
 
 def _median(turns: list[Row], key: str) -> Row:
-    """The turn in the middle, with all rates."""
+    """The median turn, with all rates."""
     rates = [turn[key] for turn in turns]
     return {name: statistics.median(turn[name] for turn in turns) for name in ("seconds", "import_s")} | {
         "rate": statistics.median(rates), "rates": rates, **({"command": turns[0]["command"]} if "command" in turns[0] else {})
@@ -239,7 +239,7 @@ def _median(turns: list[Row], key: str) -> Row:
 
 
 def _compare(rows: list[Row]) -> None:
-    """How many times the rate of each rival in the same unit."""
+    """Ratios to the rate of each rival in the same unit."""
     for row in rows:
         ours = next(one for one in rows if one["name"] == row["name"] and one["device"] == row["device"])
         row["times"] = ours["rate"] / row["rate"] if row is not ours and ours["unit"] == row["unit"] else None

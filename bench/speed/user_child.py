@@ -1,6 +1,6 @@
 """One measured process of `tokmix bench user`: python -m bench.speed.user_child GIVEN.json FOUND.json
 
-A command of ours as a user types it, or a rival doing the same work. It notes when its imports are done, and writes what it found.
+Runs a tokmix command as a user types it, or a rival that does the same work. Records the time of imports, and writes its results.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST = 256  # tokens of a row of the BERT-shaped rival
 
 
 class Classified(Protocol):
-    """What BERT answers to a batch with labels."""
+    """BERT's output for a batch with labels."""
 
     loss: Tensor
     logits: Tensor
@@ -44,7 +44,7 @@ class Shape(TypedDict):
 
 
 class Given(TypedDict):
-    """GIVEN.json: the first are told to every kind, of the others those that it reads."""
+    """GIVEN.json: the first fields are for every kind, the others only for some."""
 
     kind: str
     args: list[str]
@@ -90,7 +90,7 @@ class Process:
 
 
 def command(process: Process) -> Found:
-    """`tokmix ARGS`. What it needs is imported first, so that the imports can be told apart; steps of generation are counted."""
+    """`tokmix ARGS`. Its modules are imported first, so that the time of imports is separate; steps of generation are counted."""
     for name in process.given["modules"]:
         importlib.import_module(name)
     from tokmix.core.decoding import Decoder
@@ -115,7 +115,7 @@ def command(process: Process) -> Found:
 
 
 def svm(process: Process) -> Found:
-    """What one would write with scikit-learn: a linear SVM on TF-IDF of words and pairs of words."""
+    """A linear SVM on TF-IDF of words and word pairs, as one would write it with scikit-learn."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.pipeline import make_pipeline
     from sklearn.svm import LinearSVC
@@ -132,7 +132,7 @@ def svm(process: Process) -> Found:
 
 
 def bert(process: Process) -> Found:
-    """A fine-tuning loop around Hugging Face's BERT of the encoder's size, from random weights: its speed is what counts."""
+    """A fine-tuning loop around Hugging Face's BERT of the encoder's size, from random weights, because only speed is measured."""
     import torch
     from tokenizers import Tokenizer
     from transformers import BertConfig, BertForSequenceClassification
@@ -220,7 +220,7 @@ def gpt2(process: Process) -> Found:
 
 
 def loop(process: Process) -> Found:
-    """The best loop one would write by hand for the same model: fused AdamW, one batch; on a GPU compiled and captured."""
+    """The best handwritten loop for the same model: fused AdamW, one batch; on a GPU compiled and captured."""
     from bench.speed import train
     from bench.speed.session import Session
     from bench.speed.settings import BenchSettings
