@@ -179,7 +179,7 @@ def test_from_text_to_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     assert code == 0 and "tokens/sst2.npz" in told and "MB in tokens" in told and "not in" in told
     command = ["hypermixer", "table1", "--quick", "--data", "tokens", "--workers", "1", "--device", "cpu"]
     code, told, _ = say(capsys, *command, "--minutes", "0")
-    assert code == 0 and "not run (reproduce-quick/hypermixer/table1.json)" in told and "the same command goes on" in told
+    assert code == 0 and "not run (reproduce-quick/hypermixer/table1.json)" in told and "the same command continues" in told
     code, told, _ = say(capsys, *command)
     assert code == 0 and "complete, quick (reproduce-quick/hypermixer/table1.json)" in told and "| HyperMixer, tied |" in told
     content = results.load(Path("reproduce-quick/hypermixer/table1.json"))
