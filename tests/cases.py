@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tokmix.contract.cases import DIM, MAX_LEN, Case, cases, leaves, other_values, spread, tokens
+from tokmix.contract.cases import DIM, MAX_LEN, Case, cases, lay_out, leaves, other_values, tokens
 
-__all__ = ["ALL", "CAUSAL", "DEFAULTS", "DIM", "MAX_LEN", "Case", "cases", "leaves", "other_values", "spread", "tokens"]
+__all__ = ["ALL", "CAUSAL", "DEFAULTS", "DIM", "MAX_LEN", "Case", "cases", "leaves", "other_values", "lay_out", "tokens"]
 
 ALL, REFUSED = cases()
 for _case, _error in REFUSED.items():  # an option may ask for another one or for the causal form; it must say so

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import tokmix
-from tests.cases import spread, tokens
+from tests.cases import lay_out, tokens
 from tests.kernel_rule import DEVICES, Seen, each_device, hold, poisoned
 from tokmix.ops import dispatch
 from tokmix.ops.dispatch import implementation
@@ -210,7 +210,7 @@ def test_layers(device: str, name: str, options: dict, lengths: list | None) -> 
     x, segments = tokens(2, 25, 16, dtype=torch.float32).to(device), None
     if lengths is not None:
         segments = tokmix.Segments.from_lengths(lengths, 25).to(device)
-        x = spread([x.flatten(0, 1)[: int(segments.mask.sum())][None].cpu()], segments.ids.cpu()).to(device)
+        x = lay_out([x.flatten(0, 1)[: int(segments.mask.sum())][None].cpu()], segments.ids.cpu()).to(device)
     found = []
     for body in ("triton", "reference"):
         leaf = x.clone().requires_grad_()

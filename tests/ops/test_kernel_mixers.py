@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import tokmix
-from tests.cases import spread, tokens
+from tests.cases import lay_out, tokens
 from tests.kernel_rule import Seen, each_device
 from tokmix.ops.dispatch import implementation
 
@@ -49,7 +49,7 @@ def test_mixers_give_the_references_numbers(device: str, layout: str, name: str,
     given, segments = tokens(3, T, 32, dtype=torch.float32).to(device), None
     if layout != "whole":
         segments = tokmix.Segments.from_lengths(lengths(layout, T), T).to(device)
-        given = spread([given.flatten(0, 1)[: int(segments.mask.sum())][None].cpu()], segments.ids.cpu()).to(device)
+        given = lay_out([given.flatten(0, 1)[: int(segments.mask.sum())][None].cpu()], segments.ids.cpu()).to(device)
     results = []
     for body in ("triton", "reference"):
         mixer.zero_grad()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import tokmix
-from tests.cases import spread, tokens
+from tests.cases import lay_out, tokens
 from tests.kernel_cases import Scales, net_of, textbook
 from tests.kernel_rule import (
     DTYPES,
@@ -194,7 +194,7 @@ def test_the_mixer_picks_it_up(device: str, layout: str, options: dict) -> None:
     given, segments = tokens(3, 20, 32, dtype=torch.float32), None
     if LAYOUTS[layout] is not None:
         segments = tokmix.Segments.from_lengths(LAYOUTS[layout], 20)
-        given = spread([given.flatten(0, 1)[: int(segments.mask.sum())][None]], segments.ids)  # NaN at padding
+        given = lay_out([given.flatten(0, 1)[: int(segments.mask.sum())][None]], segments.ids)  # NaN at padding
         segments = segments.to(device)
     dy = tokens(3, 20, 32, dtype=torch.float32, seed=4).to(device)
     results = []
