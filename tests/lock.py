@@ -2,7 +2,7 @@
 
 python -m tests.lock            write it from what is installed
 python -m tests.lock --check    compare it with what is installed and with pyproject.toml
-python -m tests.lock --lowest   print the lowest versions that pyproject.toml declares, as constraints for pip
+python -m tests.lock --lowest   print the lowest versions that pyproject.toml declares for the wheel, as constraints for pip
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ LOCK = ROOT / "requirements" / "test.lock"
 HEAD = "# What the tests were run with. Written by `python -m tests.lock`; pip takes it as --constraint.\n"
 
 
-def declared() -> list[Requirement]:
-    """Of the extra `test` and the extras that it names, without tokmix's own names for them."""
+TOOLS = ("test", "docs")  # extras of a checkout: what only they name, the wheel does not need
+
+
+def declared(tools: bool = True) -> list[Requirement]:
+    """Of the extra `test` and the extras that it names, without tokmix's own names for them. tools: also what the wheel does not need."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     todo, seen, found = ["test"], set[str](), list[Requirement]()
     while todo:
@@ -31,7 +34,7 @@ def declared() -> list[Requirement]:
             continue
         seen.add(extra)
         needs = [Requirement(line) for line in extras[extra]]
-        found += [one for one in needs if name_of(one.name) != "tokmix"]
+        found += [one for one in needs if name_of(one.name) != "tokmix" and (tools or extra not in TOOLS)]
         todo += [name for one in needs if name_of(one.name) == "tokmix" for name in one.extras]
     return found
 
@@ -78,7 +81,7 @@ def problems() -> list[str]:
 
 def lowest() -> list[str]:
     low: dict[str, Version] = {}
-    for need in declared():
+    for need in declared(tools=False):
         for one in need.specifier:
             if one.operator in (">=", "=="):
                 low[name_of(need.name)] = max(Version(one.version), low.get(name_of(need.name), Version("0")))

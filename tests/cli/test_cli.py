@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import subprocess
 import sys
@@ -132,6 +133,14 @@ def test_a_run_whose_reader_leaves_has_not_ended_well(
     for code, words in ((1, f"the reader of standard output has gone; {told}"), (130, told)):
         assert main(["train", "t.csv", "--out", str(tmp_path / "run")]) == code
         assert capfd.readouterr().err == f"tokmix train: {words}\n"
+
+
+def test_a_letter_that_the_terminal_lacks_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.BytesIO()
+    monkeypatch.setattr("tokmix.cli.commands.train.run", lambda options: print("E · D · H") or 0)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    assert main(["train", "t.csv", "--out", str(tmp_path / "run")]) == 0
+    assert shown.getvalue() == b"E \\xb7 D \\xb7 H\n"
 
 
 def test_an_interruption_before_the_command_began_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -69,6 +70,8 @@ def _run(words: list[str]) -> int:
     if not words or words[0] not in COMMANDS:
         _parser().parse_args(words)  # --help, --version or an error
     options = _read(words[0], words[1:])
+    if getattr(options, "out", None) is not None and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what is shown beside a folder must not stop it where a terminal lacks a letter
     code = 0
     try:
         code = int(options.run(options))
