@@ -1,1 +1,1 @@
-"""Files, locks and worker processes: what a run needs to survive a kill."""
+"""Files, locks and worker processes: so that a run survives a kill."""

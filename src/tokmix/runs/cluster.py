@@ -1,7 +1,7 @@
-"""Runs on the workers of a Dask cluster, `--on tcp://host:8786`: on as many hosts as have joined it.
+"""Runs on the workers of a Dask cluster, `--on tcp://host:8786`: on all hosts that have joined.
 
     dask scheduler                                        # on one host
-    dask worker tcp://host:8786 --nthreads 1              # on each host, once a GPU; tokmix has to be installed there
+    dask worker tcp://host:8786 --nthreads 1              # on each host, once per GPU; tokmix has to be installed there
 
 A task takes the same way as on one machine: the cluster's worker starts a process and feeds it (pool.py), so a crash of torch or a lack
 of memory takes no worker of the cluster with it. Where a worker or its process is lost, the task is done again by another one; a run
@@ -28,11 +28,11 @@ _lock = threading.Lock()
 
 
 class ClusterPool:
-    """Like pool.Pool. ValueError where no scheduler answers."""
+    """Like pool.Pool. ValueError if no scheduler answers."""
 
     def __init__(self, address: str, device: str | None, threads: int, log: Path, module: str, say: Say = lambda line: None):
-        """device: None for the first GPU that a worker sees, else its CPU; threads: those that torch may use in each process; log: in a
-        folder that all hosts share; module: what a process runs."""
+        """device: None for the first GPU that a worker sees, else its CPU; threads: of torch in each process; log: in a
+        folder that all hosts share; module: that a process runs."""
         self.address, self.device, self.threads, self.log, self.module = address, device, threads, log.resolve(), module
         self.client = _connect(address)
         self.size = len(self.client.scheduler_info(n_workers=-1)["workers"])  # more may join
@@ -52,7 +52,7 @@ class ClusterPool:
                     task = open_tasks.pop(future)
                     report(task, self._answer(future))
                     for new in more():
-                        made = self._submit(new, 1)  # before those that wait, so that what was begun is finished first
+                        made = self._submit(new, 1)  # before waiting tasks, so that begun work is finished first
                         open_tasks[made] = new
                         finished.add(made)
         finally:
@@ -88,7 +88,7 @@ def _connect(address: str) -> Client:
 
 
 def _do(study: str, threads: int, module: str, task: Task) -> Answer:
-    """In a worker of the cluster. Lost where its process is, and then the cluster does it again."""
+    """Run in a worker of the cluster. Lost if its process is lost; the cluster then repeats the task."""
     if not Path(study).parent.is_dir():
         raise FileNotFoundError(f"{socket.gethostname()} does not see {Path(study).parent}: --out has to be a folder that all hosts share")
     with _lock:

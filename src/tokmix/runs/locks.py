@@ -1,4 +1,4 @@
-"""Locks on files, which the operating system lets go the moment their process ends, however it ends."""
+"""Locks on files, which the operating system releases when their process ends in any way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUN_LOCK = ".lock"
 
 
 class Held:
-    """A lock that this process has; it ends with `release`, or with the process."""
+    """A lock of this process; it ends with `release`, or with the process."""
 
     def __init__(self, handle: int):
         self.handle = handle
@@ -29,7 +29,7 @@ class Held:
 
 
 def take(path: Path, wait: bool = False) -> Held | None:
-    """The lock on a file, made where it is missing; None where another process has it and we do not wait."""
+    """Lock a file, which is made if missing; None if another process has the lock and we do not wait."""
     if fcntl is None:  # pragma: no cover - not a Unix
         raise ImportError("tokmix needs a Unix here: it tells living processes from dead ones by file locks")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def take(path: Path, wait: bool = False) -> Held | None:
 
 
 def _flock(handle: int, wait: bool = False) -> bool:
-    """False, with the handle closed, where another process has the lock."""
+    """False, with the handle closed, if another process has the lock."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -70,14 +70,14 @@ def holding(path: Path) -> Iterator[None]:
 
 @contextmanager
 def owning(folder: Path) -> Iterator[None]:
-    """The folder is this process's alone, from here to the end of the block. ValueError, naming the owner, where it is another's.
+    """Inside the block, this process owns the folder. ValueError names another owner.
 
-    The folder is made where it is missing. The lock file in it says who holds it and goes away with the lock."""
+    The folder is made if missing. Its lock file names the owner and is removed with the lock."""
     path = folder / RUN_LOCK
     while True:
         try:
             lock = take(path)
-        except FileNotFoundError:  # another process removed the folder between its making and the lock's
+        except FileNotFoundError:  # another process removed the folder before the lock was made
             continue
         if lock is None:
             raise ValueError(f"{folder} is in use by {_owner(path)}: wait until it has ended, or name another folder")
@@ -107,12 +107,12 @@ def _owner(path: Path) -> str:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         return f"process {told['process']} on {told['host']} since {told['since']}"
-    except (OSError, ValueError, TypeError, KeyError):  # it is just being written, or gone
+    except (OSError, ValueError, TypeError, KeyError):  # it is being written, or gone
         return "another process"
 
 
 def lock_folder(folder: Path) -> Held | None:
-    """A lock on the folder itself; None where another process has it, or the folder is gone. OSError where there are no locks."""
+    """Lock the folder itself; None if another process has the lock, or the folder is gone. OSError if the system has no locks."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -126,8 +126,8 @@ def lock_folder(folder: Path) -> Held | None:
 
 
 class JournalLock:
-    """For Optuna's journal. Its own locks are files that outlive a killed process and hold up everybody for half a minute; and a
-    line that a crash cut short would make the whole journal unreadable, so it is taken away before the next one is written."""
+    """For Optuna's journal. Optuna's own locks are files that survive a killed process and block all others for half a minute. A line
+    that a crash cut off would make the journal unreadable, so it is removed before the next one is written."""
 
     def __init__(self, journal: Path):
         self.journal, self.path = journal, journal.with_name(journal.name + ".lock")

@@ -1,4 +1,4 @@
-"""What a measurement was made on: the machine and the versions, for records. Neither names a host or a user."""
+"""The machine and the versions of a measurement, for records. They name neither host nor user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES = ("numpy", "transformers", "tokenizers", "safetensors", "datasets", "s
 
 
 def machine() -> dict[str, str | int | None]:
-    """cores: those this process may use; threads: those torch does use; gpu: None where there is none."""
+    """cores: those this process may use; threads: those that torch uses; gpu: None if there is none."""
     gpus = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     return {
         "platform": platform.platform(),
@@ -28,7 +28,7 @@ def machine() -> dict[str, str | int | None]:
 
 
 def memory_of(device: torch.device) -> int | None:
-    """Bytes of memory that a process may have there at most: the machine's or its container's, or the GPU's; None: nobody says."""
+    """Most bytes of memory of a process there: of the machine, its container, or the GPU; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     try:
@@ -44,7 +44,7 @@ def memory_of(device: torch.device) -> int | None:
 
 
 def versions() -> dict[str, str]:
-    """Of what is installed; nothing is imported for it."""
+    """Versions of installed packages, without importing them."""
     found = {"python": platform.python_version(), "torch": str(torch.__version__), "tokmix": tokmix.__version__}
     for name in PACKAGES:
         try:

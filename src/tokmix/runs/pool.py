@@ -1,5 +1,5 @@
 """The pool of `tune`, `compare` and the paper runs. On this machine a worker is a process, fed by a thread. A worker that dies is
-replaced, and its task is done again. cluster.py has the same for the workers of a cluster."""
+replaced, and its task is repeated. cluster.py is the same for the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Answer = JsonObject
 Report = Callable[[Task, Answer], None]
 More = Callable[[], Sequence[Task]]
 Say = Callable[[str], None]
-ATTEMPTS = 3  # at a task: one that has ended so many processes is given up
+ATTEMPTS = 3  # a task during which this many processes died is given up
 NOT_RUN = "not run"
 
 
@@ -34,13 +34,13 @@ class Lost(RuntimeError):
 
 class AnyPool(Protocol):
     def run(self, tasks: Sequence[Task], report: Report, more: More = ...) -> None:
-        """report(task, answer) as each comes in, one at a time; more(), asked after each, names tasks that have come up since: they
-        are done next, so that what was begun is finished first.
-        KeyboardInterrupt, also where this process is asked to end (SIGTERM): runs save a checkpoint first."""
+        """report(task, answer) is called for each answer, one at a time; more(), called after each, returns new tasks. They are done
+        next, so that begun work is finished first.
+        KeyboardInterrupt, also after SIGTERM: runs save a checkpoint first."""
 
 
 class InProcess:
-    """One worker, which is this process itself."""
+    """A single worker: this process itself."""
 
     def __init__(self, do: Callable[[Task], Answer], device: str | None):
         self.do, self.device = do, device
@@ -58,7 +58,7 @@ class Pool:
     def __init__(
         self, devices: Sequence[str | None], threads: int, log: Path, module: str, say: Say = lambda line: None, until: float = math.inf
     ):
-        """devices: one for each worker; threads: those that torch may use in each of them; module: what a worker runs; until: time of
+        """devices: one for each worker; threads: of torch in each of them; module: that a worker runs; until: time of
         time.monotonic(), after which no task is begun."""
         self.devices, self.threads, self.log, self.module, self.say, self.until = devices, threads, log, module, say, until
         self.workers: dict[int, subprocess.Popen[str]] = {}
@@ -84,11 +84,11 @@ class Pool:
             finally:
                 self.stop()
                 for _ in feeders:
-                    todo.put(None)  # whoever waits for a task waits no more
+                    todo.put(None)  # threads that wait for a task end
                 self._join(feeders)
 
     def _join(self, feeders: Sequence[threading.Thread]) -> None:
-        """A second Ctrl-C does not wait for checkpoints."""
+        """Join the threads; a second Ctrl-C does not wait for checkpoints."""
         try:
             for feeder in feeders:
                 feeder.join()
@@ -118,7 +118,7 @@ class Pool:
         return {"state": "failed", "error": told, "lost": True}
 
     def ask(self, place: int, task: Task) -> Answer:
-        """The answer of the worker of that number, which is started where there is none."""
+        """The answer of this worker, which is started if necessary."""
         with self.lock:
             if self.stopped:
                 raise Lost("interrupted")
@@ -130,7 +130,7 @@ class Pool:
             worker.stdin.write(json.dumps(task) + "\n")
             worker.stdin.flush()
             line = worker.stdout.readline()
-        except (OSError, ValueError):  # it is gone, or we are about to be
+        except (OSError, ValueError):  # the worker is gone, or this process is ending
             line = ""
         if line:
             return json.loads(line)
@@ -141,7 +141,7 @@ class Pool:
         raise Lost(f"its process {how}; see {self.log}")
 
     def stop(self) -> None:
-        """Every worker is told to end; one in the middle of a run saves a checkpoint first."""
+        """End every worker; one in the middle of a run saves a checkpoint first."""
         with self.lock:
             self.stopped = True
             for worker in self.workers.values():
@@ -157,7 +157,7 @@ class Pool:
         environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
         environment |= {"OMP_NUM_THREADS": str(self.threads), "TOKENIZERS_PARALLELISM": "false"}
         with open(self.log, "a") as log:
-            # A session of its own: Ctrl-C comes to us alone, and we tell the workers.
+            # A session of its own, so that Ctrl-C reaches only this process, which then ends the workers.
             return subprocess.Popen(
                 [sys.executable, "-m", self.module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 text=True, env=environment, start_new_session=True,
@@ -165,9 +165,9 @@ class Pool:
 
 
 def _hang_up(worker: subprocess.Popen[str]) -> None:
-    """The end of its input tells a worker to end."""
+    """Close its input, at which a worker ends."""
     assert worker.stdin is not None
-    with contextlib.suppress(OSError):  # it is gone already
+    with contextlib.suppress(OSError):  # already gone
         worker.stdin.close()
 
 
@@ -180,8 +180,8 @@ def _reap(worker: subprocess.Popen[str]) -> int:
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """A request to end (SIGTERM) is taken as Ctrl-C is."""
-    if threading.current_thread() is not threading.main_thread():  # whoever owns that one decides
+    """Handle SIGTERM like Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():  # the main thread, which alone may set handlers, decides
         yield
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -196,7 +196,7 @@ def cores() -> int:
 
 
 def share_out(asked: str | None, jobs: int | None, most: int, side_by_side: int = 4) -> tuple[list[str], int]:
-    """(a device for each worker, threads of each). A CPU has a worker a core, a GPU several: small models leave most of it idle."""
+    """(a device for each worker, threads of each). One worker per core of a CPU, several per GPU, because small models leave it idle."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,6 +1,6 @@
-"""The worker's side of a pool: a task a line on standard input, an answer a line on standard output.
+"""The worker's side of a pool: one task per line on standard input, one answer per line on standard output.
 
-It lives as long as whoever started it: when standard input ends in the middle of a task, the process gets SIGTERM.
+It ends with the process that started it: if standard input ends in the middle of a task, the process gets SIGTERM.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokmix.runs.pool import Answer, Task
 
 def serve(do: Callable[[Task], Answer]) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what anything else prints is no answer
+    os.dup2(2, 1)  # other output must not look like an answer
     tasks: queue.Queue[str | None] = queue.Queue()
     busy = threading.Event()
     threading.Thread(target=_read, args=(tasks, busy), daemon=True).start()

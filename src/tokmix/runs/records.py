@@ -1,4 +1,4 @@
-"""Records: dataclasses that are kept as JSON. Each is read and checked in one place, by its own type hints.
+"""Records: dataclasses stored as JSON. Each is read and checked in one place, by its type hints.
 
 from_json(Card, known, path)  ->  Card, or Damaged: "FOLDER is damaged: card.json has no 'labels' that can be read"
 """
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def check_format(known: Mapping[str, object], path: Path, format: str, versions: tuple[int, ...], what: str) -> None:
-    """Whether this is a record of that format, and of a version that can be read."""
+    """Refuse another format, or a version that cannot be read."""
     if known.get("format") != format:
         raise ValueError(f"{path} does not describe {what}")
     if isinstance(known.get("version"), bool) or known.get("version") not in versions:
@@ -27,7 +27,7 @@ def check_format(known: Mapping[str, object], path: Path, format: str, versions:
 
 
 def from_json(kind: type[T], known: Mapping[str, object], path: Path) -> T:
-    """A dataclass of what JSON holds; every field has to be there (unless it has a default), of its type, and finite."""
+    """A dataclass from JSON. Every field must be present (unless it has a default), of its type, and finite."""
     return typing.cast(T, _build(kind, known, path, ""))
 
 
