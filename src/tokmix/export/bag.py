@@ -18,4 +18,4 @@ def write_bag(model: Path, out: Path, int8: bool) -> None:
     scale = tensors["weights"].abs().amax(1).clamp(min=1e-12) / 127  # [classes]
     rounded = (tensors["weights"] / scale[:, None]).round().char()
     save_tensors(out / WEIGHTS, {**tensors, "weights": rounded, "scale": scale}, {})
-    (out / WEIGHTS).chmod((out / NAME).stat().st_mode)  # written for its owner alone; who may read the rest may read the weights
+    (out / WEIGHTS).chmod((out / NAME).stat().st_mode)  # safetensors writes it for its owner alone; give it the rights of the other files

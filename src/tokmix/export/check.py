@@ -1,4 +1,4 @@
-"""The exported graph against the model itself, at five shapes: nothing is left on disk that does not agree."""
+"""Compares the exported graph with the model at five shapes. A graph that differs is not left on disk."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tokmix.runtime.model import TextModel
 from tokmix.training.model_folder import Trained
 from tokmix.training.predict import Predictor
 
-FLOAT32 = 1e-4  # of a logit; int8 is told, not judged: what it costs shows in the figures of `tokmix eval`
-TEXTS = 16  # compared where a bag of words answers too
+FLOAT32 = 1e-4  # of a logit; int8 is reported, not judged: `tokmix eval` shows its effect
+TEXTS = 16  # texts compared if a bag of words answers too
 STEPS = (4, 1, 1)  # after the first tokens of a language model: how many more, and how often
 
 
@@ -26,7 +26,7 @@ def shapes(longest: int) -> Iterator[tuple[int, int]]:
 
 
 def compare(model: Model, exported: TextModel, tolerance: float | None) -> list[Check]:
-    """The largest difference at each shape; ValueError where one is over the tolerance."""
+    """The largest difference at each shape; ValueError if one is over the tolerance."""
     draws, checks = np.random.default_rng(0), []
     longest = model.limit or model.config.max_len
     for batch, length in shapes(min(longest, model.config.max_len)):
@@ -64,7 +64,7 @@ def compare_answers(trained: Trained, exported: TextModel) -> None:
 
 
 def _rows(model: Model, exported: TextModel, ids: np.ndarray, mask: np.ndarray) -> float:
-    """Of the outputs and of the mean of the last states, as `tokmix.load(...).embed` takes it."""
+    """Differences of the outputs and of the mean of the last states, which `tokmix.load(...).embed` returns."""
     outputs, pooled = exported._run(ids, mask)
     segments = Segments.from_mask(torch.from_numpy(mask))
     hidden = model.hidden(torch.from_numpy(ids), segments).masked_fill(~segments.mask[..., None], 0)
@@ -73,7 +73,7 @@ def _rows(model: Model, exported: TextModel, ids: np.ndarray, mask: np.ndarray) 
 
 
 def _steps(model: Model, exported: TextModel, ids: np.ndarray, mask: np.ndarray, draws: np.random.Generator, longest: int) -> float:
-    """The first tokens, then a few more from the state after them. Logits after each row's last token, and the states."""
+    """Compare the first tokens, then a few more from the state after them: logits after each row's last token, and states."""
     batch, apart = len(ids), 0.0
     state, given, read = model.init_state(batch), exported.empty_state(batch), ids.shape[1]
     rows = [row[kept].tolist() for row, kept in zip(ids, mask, strict=True)]
@@ -89,6 +89,6 @@ def _steps(model: Model, exported: TextModel, ids: np.ndarray, mask: np.ndarray,
         found, given = exported.read(rows, given)
         apart = max(apart, float(np.abs(found - wanted).max()))
     for spec, leaf, (_, tensor) in zip(exported.about.states, given, leaves(state), strict=True):
-        if not spec.grows:  # slots behind a row's position mean nothing
+        if not spec.grows:  # slots from a row's position on are undefined
             apart = max(apart, float(np.abs(leaf - tensor.numpy()).max()))
     return apart

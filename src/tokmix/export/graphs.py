@@ -48,7 +48,7 @@ class StepGraph(nn.Module):
 
 
 def leaves(state: State, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a state with its name, in the order of the names: a step may hand keys back in another order."""
+    """Every tensor of a state with its name, in the order of the names: a step may return keys in another order."""
     if isinstance(state, Tensor):
         yield path, state
         return
@@ -68,7 +68,7 @@ def filled(like: State, tensors: Iterator[Tensor]) -> State:
 
 @torch.no_grad()
 def state_specs(model: Model) -> list[StateSpec]:
-    """What a state is made of. A leaf that has another size after some tokens grows."""
+    """The parts of a state. A leaf that has another size after some tokens grows."""
     before = dict(leaves(model.init_state(1)))
     _, state = model.step(torch.zeros(1, 3, dtype=torch.long), model.init_state(1))
     after = dict(leaves(state))

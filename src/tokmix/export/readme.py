@@ -1,4 +1,4 @@
-"""The README of an exported folder: what goes in and what comes out, for those who load the graph themselves."""
+"""The README of an exported folder: inputs and outputs, for users who load the graph themselves."""
 
 from __future__ import annotations
 

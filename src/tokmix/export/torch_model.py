@@ -1,4 +1,4 @@
-"""A model folder of `tokmix train` behind the same methods as an exported one, computed by torch."""
+"""A model folder of `tokmix train` with the methods of an exported one, computed by torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tokmix.training.model_folder import Trained
 
 
 def describe(trained: Trained) -> Manifest:
-    """What a manifest says of a model before it is exported."""
+    """The manifest of a model before it is exported."""
     config = trained.model.config
     steps = config.head == "lm"
     return Manifest(
@@ -37,7 +37,7 @@ def blend_of(trained: Trained) -> Blend | None:
 
 
 class TorchModel(TextModel):
-    """The graphs themselves, not traced: what is served and what is exported are one computation."""
+    """Runs the graph modules without tracing, so that serving and exporting use the same computation."""
 
     engine = "torch"
 

@@ -1,4 +1,4 @@
-"""What all our Hugging Face models share: the tokmix.Model inside, and loading that never leaves a weight to chance."""
+"""The base of all our Hugging Face models: the tokmix.Model inside, and loading that never leaves a weight random."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WHERE = ("cache_dir", "force_download", "local_files_only", "token", "revision"
 
 
 class Others(TypedDict, total=False):
-    """What else a forward pass takes; shift_labels for the next token alone."""
+    """Other arguments of a forward pass; shift_labels only for the next token."""
 
     inputs_embeds: Tensor | None
     output_hidden_states: bool | None
@@ -36,7 +36,7 @@ class Others(TypedDict, total=False):
 
 
 class LoadingInfo(TypedDict):
-    """What did not fit, as transformers lists it: names of weights, and of those of another shape both shapes."""
+    """Weights that did not fit, as transformers lists them: names, and both shapes if the shape differs."""
 
     missing_keys: Iterable[str]
     unexpected_keys: Iterable[str]
@@ -44,13 +44,13 @@ class LoadingInfo(TypedDict):
 
 
 class WrongWeights(ValueError, RuntimeError):
-    """A folder that lacks weights or holds others: our ValueError, and the RuntimeError that scripts of Hugging Face expect."""
+    """A folder with missing or unknown weights: our ValueError, and the RuntimeError that scripts of Hugging Face expect."""
 
 
 def _checkpointed(layout: type[Layer]) -> type[Layer]:
     """The layout as a layer whose activations Hugging Face can have computed again in the backward pass."""
     made = type(layout.__name__, (GradientCheckpointingLayer, layout), {"__module__": __name__, "__doc__": layout.__doc__})
-    globals()[layout.__name__] = made  # where pickle looks for it
+    globals()[layout.__name__] = made  # pickle looks for it here
     return made
 
 
@@ -59,7 +59,7 @@ CHECKPOINTED = {layout: _checkpointed(layout) for layout in LAYOUTS.values()}
 
 @dataclass(frozen=True)
 class Encoded:
-    """What the core made of a batch, before its head."""
+    """The core's result for a batch, before the head."""
 
     x: Tensor  # [B, T, D]
     segments: Segments | None
@@ -73,7 +73,7 @@ class TokmixPreTrainedModel(PreTrainedModel):
     config_class = TokmixConfig
     base_model_prefix = "core"
     heads: ClassVar[tuple[str, ...]] = ("none",)
-    accepts_loss_kwargs = True  # Trainer hands us num_items_in_batch
+    accepts_loss_kwargs = True  # Trainer passes num_items_in_batch
     supports_gradient_checkpointing = True
     _no_split_modules = [layout.__name__ for layout in LAYOUTS.values()]
 
@@ -83,17 +83,17 @@ class TokmixPreTrainedModel(PreTrainedModel):
         for layer in self.core.layers:
             layer.__class__ = CHECKPOINTED[type(layer)]
         if not self.core.embedding.weight.is_meta:
-            for module in self.core.modules():  # the core has drawn its weights already; nothing is to be drawn again
+            for module in self.core.modules():  # the core has already drawn its weights
                 module._is_hf_initialized = True  # type: ignore[assignment]
         self.post_init()
 
     @classmethod
     def head_for(cls, config: TokmixConfig) -> str:
-        """The class decides; with several heads to choose from, the config does."""
+        """The class decides; if it has several heads, the config does."""
         return config.head if config.head in cls.heads else cls.heads[0]
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Of what a folder lacks or a new vocabulary adds: as the core would draw it."""
+        """Initialise missing weights, or those of a new vocabulary, like the core."""
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.core.config.embedding_std)
         elif module is self.core.head and isinstance(module, nn.Linear):
@@ -110,7 +110,7 @@ class TokmixPreTrainedModel(PreTrainedModel):
         past: Cache | None = None,
         use_cache: bool | None = None,
     ) -> Encoded:
-        """others: what else the forward pass was given; an argument that it does not know is an error."""
+        """others: other arguments of the forward pass; an unknown one is an error."""
         given = self._given(input_ids, others.pop("inputs_embeds", None))
         hidden = self._wants("output_hidden_states", others)
         wants_maps = self._wants("output_attentions", others)
@@ -144,7 +144,7 @@ class TokmixPreTrainedModel(PreTrainedModel):
         return bool(getattr(self.config, name, False) if asked is None else asked)
 
     def _wants_cache(self, use_cache: bool | None) -> bool:
-        """Without a word, the config decides; training, which goes on from nothing, has none."""
+        """The config decides by default; training has no cache."""
         if use_cache is None:
             return bool(self.config.use_cache) and self.config.causal and not self.training and self.config.head in ("lm", "none")
         return use_cache
@@ -157,7 +157,7 @@ class TokmixPreTrainedModel(PreTrainedModel):
         self.core.embedding = value
 
     def get_output_embeddings(self) -> nn.Module | None:
-        """None where the embedding itself is the output matrix."""
+        """None if the embedding itself is the output matrix."""
         return self.core.head if self.core.config.head in ("lm", "mlm") and isinstance(self.core.head, nn.Linear) else None
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
@@ -190,7 +190,7 @@ class TokmixPreTrainedModel(PreTrainedModel):
 
 @contextmanager
 def _one_line(path: str | Path | None) -> Iterator[None]:
-    """Errors about a folder of ours as one line that names it; those about names on the hub are left as they are."""
+    """Errors about a local folder as one line that names it; errors about names on the hub stay unchanged."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -200,7 +200,7 @@ def _one_line(path: str | Path | None) -> Iterator[None]:
 
 
 def _check(path: str | Path | None, info: LoadingInfo, new_head: bool, any_shape: bool) -> None:
-    """A weight that is missing or of another shape would be left to chance, one too many would be dropped; only a head
+    """A missing weight or one of another shape would stay random, an extra one would be dropped; only a head
     may be new. any_shape: whoever loads it takes weights of another shape for new ones."""
     shapes = {name: f"{name} of shape {list(found)} for {list(wanted)}" for name, found, wanted in info["mismatched_keys"]}
     for what, names, free in (

@@ -1,7 +1,7 @@
-"""The cache that generate() hands around: each layer holds the state of its mixer, whatever that is.
+"""The cache of generate(): each layer holds the state of its mixer, whatever that is.
 
 A Cache of Hugging Face is a list of layers that it reorders, repeats and resets. Ours do so with every tensor of the
-mixer's state, which has the batch first; what the tensors mean is the mixer's own business.
+mixer's state, which has the batch first; only the mixer knows what the tensors mean.
 
 A state cannot be rolled back by itself. Where assisted generation asks for it (`activate_past_recording`), each layer also keeps
 the state at the last point that is certain, and the first layer the ids since then: after a crop the remaining ones are read again.

@@ -1,4 +1,4 @@
-"""The settings of a model as config.json holds them: the fields of ModelConfig, a format version, and names for the classes."""
+"""The settings of a model in config.json: the fields of ModelConfig, a format version, and names for the classes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TokmixConfig(PreTrainedConfig):
     def __post_init__(self, **more: Any) -> None:
         if self.format_version != FORMAT_VERSION:
             raise ValueError(f"model format version {self.format_version!r} is unknown; this tokmix reads version {FORMAT_VERSION}")
-        for key in more:  # Hugging Face keeps any attribute; one that is nearly ours is a typing error
+        for key in more:  # Hugging Face keeps any attribute; a name close to one of ours is a typo
             if close := difflib.get_close_matches(key, CORE, n=1, cutoff=0.85):
                 raise ValueError(f"TokmixConfig has no setting {key!r}, did you mean {close[0]!r}?")
         self._count_classes(more.pop("num_labels", None))
@@ -90,7 +90,7 @@ class TokmixConfig(PreTrainedConfig):
         self.classes = next(iter(counts.values()), 2)
 
     def _settle(self) -> None:
-        """Have the core check all fields, and take them as it spells them; the head says what the problem is."""
+        """Let the core check and normalise all fields; the problem type follows from the head."""
         for name, value in asdict(self.core()).items():
             setattr(self, name, value)
         fitting = PROBLEMS.get(self.head, ())
@@ -107,11 +107,11 @@ class TokmixConfig(PreTrainedConfig):
 
     @classmethod
     def from_core(cls, config: ModelConfig, **more: Any) -> TokmixConfig:
-        """more: names of the classes (id2label) and whatever else a Hugging Face config takes."""
+        """more: names of the classes (id2label) and other settings of a Hugging Face config."""
         return cls(**{**asdict(config), **more})
 
     def with_head(self, head: str) -> TokmixConfig:
-        """This config where it has that head, else a copy with it."""
+        """This config if it has this head, else a copy with it."""
         if head == self.head:
             return self
         changed = copy.deepcopy(self)
@@ -125,7 +125,7 @@ class TokmixConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As the parent's, but what is missing or unknown is an error, and changes are checked like the rest."""
+        """As the parent's, but missing or unknown fields are errors, and changes are checked too."""
         for name in ("format_version", "stack", "dim", "vocab", "causal", "max_len"):
             if name not in config_dict and name not in kwargs:
                 raise ValueError(f"the config of this model has no {name!r}: not written by this tokmix, or damaged")
@@ -150,7 +150,7 @@ class TokmixConfig(PreTrainedConfig):
 
     @property
     def num_attention_heads(self) -> int:
-        """Of the first mixer that has heads; 1 where none has."""
+        """Heads of the first mixer that has heads; 1 if none has."""
         for spec in stack.parse(self.stack):
             if "heads" in (known := options(spec.name)):
                 return spec.integer("heads", known["heads"].default)
@@ -158,7 +158,7 @@ class TokmixConfig(PreTrainedConfig):
 
     @property
     def layer_types(self) -> list[str]:
-        """What a cache is made of; without a setter, so that it is never read from a file."""
+        """The layers of a cache. It has no setter, so that it is never read from a file."""
         return [LAYER_TYPE] * self.num_hidden_layers
 
     def validate_layer_type(self) -> None:

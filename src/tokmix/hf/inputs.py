@@ -1,4 +1,4 @@
-"""What Hugging Face scripts hand to a model -> Segments, once a forward pass.
+"""The inputs of Hugging Face scripts -> Segments, once per forward pass.
 
 attention_mask  [B, T], 1 = real token; padding on either side
 segment_ids     [B, T], 0 = padding, a run of equal numbers = one sequence: several may share a row
@@ -23,7 +23,7 @@ from tokmix.core.segments import Segments
 def read_segments(
     ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, segment_ids: Tensor | None, segments: Segments | None
 ) -> Segments | None:
-    """None where every row is one whole sequence."""
+    """None if every row is one whole sequence."""
     if segments is not None:
         if attention_mask is not None or segment_ids is not None:
             raise ValueError("segments already says where sequences are: give no attention_mask or segment_ids beside it")
@@ -44,7 +44,7 @@ def read_segments(
 
 
 def step_segments(ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, **others: object) -> Segments | None:
-    """For tokens that continue a cache: the mask covers those in the cache too. The cache knows at which position each row stands."""
+    """For tokens that continue a cache: the mask also covers those in the cache, which knows the position of each row."""
     for name, value in others.items():
         if value is not None:
             raise ValueError(f"{name} cannot be used with a cache, which continues one sequence a row; use attention_mask")
@@ -75,7 +75,7 @@ def _moved(x: Tensor, order: Tensor) -> Tensor:
 
 
 def check_ends(attention_mask: Tensor | None) -> None:
-    """Of prompts to go on from: each ends in the last column."""
+    """Check prompts for generation: each has to end in the last column."""
     if attention_mask is None or attention_mask.dim() != 2 or attention_mask.shape[1] == 0:
         return
     padded = (attention_mask[:, -1] == 0).nonzero().flatten().tolist()
@@ -94,7 +94,7 @@ def _from_mask(mask: Tensor, device: torch.device) -> Segments | None:
 
 
 def _from_positions(position_ids: Tensor, mask: Tensor | None, ids: Tensor) -> Segments | None:
-    """Of the mask's tokens: a sequence starts wherever the count is 0."""
+    """From positions of the mask's tokens: a sequence starts at every 0."""
     real = torch.ones(ids.shape, dtype=torch.bool) if mask is None else mask.cpu() != 0
     number = (real & (_positions(position_ids, ids) == 0)).cumsum(1)
     packed = bool((number > 1).any())
@@ -104,13 +104,13 @@ def _from_positions(position_ids: Tensor, mask: Tensor | None, ids: Tensor) -> S
 
 
 def _check_count(segments: Segments, real: Tensor, position_ids: Tensor | None, ids: Tensor) -> None:
-    """The model counts for itself, so positions that say something else are an error; at padding they say nothing."""
+    """The model counts positions itself, so other positions are an error; at padding they are ignored."""
     if position_ids is not None and not torch.equal(segments.positions.cpu(), torch.where(real.cpu(), _positions(position_ids, ids), 0)):
         raise ValueError("position_ids should count each sequence from 0, one by one; padding is given by attention_mask")
 
 
 def _check_one_sequence(position_ids: Tensor | None, mask: Tensor | None, ids: Tensor) -> None:
-    """Where a row stands is known to its cache; a single token, of which there are many, spares the device the question."""
+    """The cache knows a row's position. For a single token, the common case, the device is not asked."""
     if position_ids is None or ids.shape[1] < 2:
         return
     real = torch.ones(ids.shape, dtype=torch.bool) if mask is None else mask.cpu() != 0

@@ -1,4 +1,4 @@
-"""The bag of words of a model folder in numpy alone: TF-IDF of word and character n-grams, of pairs what the two texts have in common
+"""The bag of words of a model folder in numpy: TF-IDF of word and character n-grams, for pairs also what the two texts have in common
 (pair_features.py), and one linear layer.
 
 `tokmix train` fits it with scikit-learn (training/linear.py); here it only answers. The files are those of a model folder:
@@ -23,13 +23,13 @@ from tokmix.runtime.safetensors import read_tensors
 
 NAME, WEIGHTS = "linear.json", "linear.safetensors"
 FORMAT, VERSION = "tokmix-linear", 2  # 1: the same without pairs
-WORDS, LONGEST = 50_000, 60  # words whose n-grams are remembered; letters of one that is too long for it
+WORDS, LONGEST = 50_000, 60  # cached words; words of this many letters are not cached
 CHUNK = 64  # texts at a time
 Row = str | tuple[str, ...]  # a text, or the two of a pair
 
 
 class Vocabulary:
-    """The terms of one analyzer, word or char_wb as scikit-learn names them."""
+    """The terms of one analyzer of scikit-learn, word or char_wb."""
 
     def __init__(self, analyzer: str, ngram_range: tuple[int, int], pattern: str, terms: Sequence[str], idf: np.ndarray, first: int):
         """first: the number of its first feature"""
@@ -39,7 +39,7 @@ class Vocabulary:
         self.of_word = lru_cache(WORDS)(self._of_word)
 
     def features(self, text: str) -> list[int]:
-        """The numbers of the known terms, as often as the text has them; cut as TfidfVectorizer does."""
+        """The numbers of the known terms, with repetitions; split like TfidfVectorizer."""
         if self.characters:
             return [place for word in text.lower().split() for place in (self.of_word if len(word) < LONGEST else self._of_word)(word)]
         words = self.pattern.findall(text.lower())
@@ -65,7 +65,7 @@ class BagOfWords:
     weights: np.ndarray  # [features, classes] float32 or int8: words, pairs, characters
     scale: np.ndarray  # [classes]
     bias: np.ndarray  # [classes]
-    single: bool  # one score a text, of regress
+    single: bool  # one score per text, for regress
 
     def scores(self, rows: Sequence[Row]) -> np.ndarray:
         """[rows, classes] float32; [rows] of regress"""
@@ -120,7 +120,7 @@ def load(folder: Path) -> BagOfWords:
 
 
 def pair_text(row: Row) -> str:
-    """The text whose words are counted. Of a pair: where each word stands, and whether the other text has it."""
+    """The text whose words are counted. For a pair, each word says which text it is in and whether the other text has it."""
     if isinstance(row, str):
         return row
     first, second = (text.lower().split() for text in row)

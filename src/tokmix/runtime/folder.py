@@ -34,7 +34,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Blend:
-    """What answers: network * the network's outputs + bag * the scores of the bag of words + shift."""
+    """The blend of both models: network * the network's outputs + bag * the scores of the bag of words + shift."""
 
     network: float
     bag: float
@@ -56,12 +56,12 @@ class Manifest:
     dim: int
     max_len: int  # tokens of a sequence
     truncate: bool  # whether longer texts are cut to max_len; a language model refuses them
-    limit: int | None  # the longest sequence a language model can go on to; None: any
+    limit: int | None  # the longest sequence of a language model; None: any
     roles: dict[str, int]  # ids of the special tokens
     chunk: int | None = None  # a language model's step takes this many tokens at a time; None: any number
     states: list[StateSpec] = field(default_factory=list)
-    blend: Blend | None = None  # None: the network alone answers
-    thresholds: list[float] = field(default_factory=list)  # of multilabel: a label is given from this probability on
+    blend: Blend | None = None  # None: only the network answers
+    thresholds: list[float] = field(default_factory=list)  # multilabel: a label is given from this probability on
     source: str = ""  # sha256 of the training.json of the model that this one answers as; "" where it differs (int8, --network)
     checks: list[Check] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)  # name: sha256
@@ -83,7 +83,7 @@ def is_exported(folder: str | Path) -> bool:
 
 
 def read(folder: str | Path) -> Manifest:
-    """The manifest of a folder whose files are all as they were written."""
+    """The manifest of a folder, after checking that its files are unchanged."""
     path = Path(folder)
     if not is_exported(path):
         raise ValueError(f"{path} is not an exported folder: it has no {MANIFEST} (`tokmix export MODEL --out DIR` writes one)")

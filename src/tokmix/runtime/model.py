@@ -1,6 +1,6 @@
-"""A model that takes texts: what `tokmix.runtime.load` gives, and what `tokmix serve` serves, by onnxruntime or by torch.
+"""A model that takes texts, computed by onnxruntime or torch: the result of `tokmix.runtime.load`, also used by `tokmix serve`.
 
-What else is in a batch never changes an answer but for float32 rounding: padding is exact in every mixer.
+The other rows of a batch do not change an answer except by float32 rounding: padding is exact in every mixer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Text = str | tuple[str, ...]
 
 
 class Answer(TypedDict, total=False):
-    """As a line of `tokmix predict`: label or labels with probabilities, or score."""
+    """One line of `tokmix predict`: label or labels with probabilities, or score."""
 
     text: str | list[str]
     label: str
@@ -75,7 +75,7 @@ class TextModel(ABC):
         return self._chances(self._answers_to(texts))
 
     def answers(self, texts: Sequence[Text]) -> list[Answer]:
-        """As `tokmix predict` prints them."""
+        """Answers in the form of `tokmix predict`."""
         return [self.answer(text, row) for text, row in zip(texts, self._answers_to(texts), strict=True)]
 
     def answer(self, text: Text, output: np.ndarray) -> Answer:
@@ -91,7 +91,7 @@ class TextModel(ABC):
         return softmax(outputs) if self.about.task == "classify" else sigmoid(outputs)
 
     def _labels(self, output: np.ndarray) -> list[str]:
-        """Those of a text that may have several: from the threshold of each on."""
+        """The labels of a text that may have several: those above their thresholds."""
         least = self.about.thresholds or [0.5] * len(self.about.labels)
         raised = output - np.log(np.clip(least, 1e-6, 1 - 1e-6) / (1 - np.clip(least, 1e-6, 1 - 1e-6)))
         return [label for label, one in zip(self.about.labels, raised, strict=True) if one > 0]
@@ -110,7 +110,7 @@ class TextModel(ABC):
         return outputs
 
     def rows(self, texts: Sequence[Text]) -> list[tuple[str, ...]]:
-        """Texts as the model reads them, checked: one each, or two for a model of pairs."""
+        """Checked texts for the model: one per row, or two for a model of pairs."""
         if isinstance(texts, str):
             raise ValueError(f"texts should be a list of texts, not one text; give [{texts[:40]!r}]")
         return [self.row(text) for text in texts]
@@ -125,7 +125,7 @@ class TextModel(ABC):
         return row
 
     def run(self, rows: Sequence[tuple[str, ...]]) -> Outputs:
-        """All rows, sorted by length so that little is padding, in batches of at most `tokens`."""
+        """Run all rows, sorted by length to reduce padding, in batches of at most `tokens`."""
         if not rows:
             shape = (0,) if self.about.task == "regress" else (0, len(self.about.labels))
             return Outputs(np.zeros(shape, np.float32), np.zeros((0, self.about.dim), np.float32), [], [])
@@ -147,7 +147,7 @@ class TextModel(ABC):
         return Outputs(outputs, pooled, [i in short for i in range(len(encoded))], lengths.tolist())
 
     def _bag_row(self, ids: list[int]) -> bag.Row:
-        """The text whose words are counted, or the two: what the network does not see, the bag of words does not either."""
+        """The text (or two) for the bag of words, cut like the network's input."""
         if not self.about.pair:
             return self.tokenizer.decode(ids)
         ends = self.about.roles["sep"]
@@ -157,11 +157,11 @@ class TextModel(ABC):
     # --- language models ---------------------------------------------------------------------------------------------
 
     def prompt(self, text: str, max_new: int) -> tuple[list[int], int]:
-        """The ids to go on from, and how many new tokens there is room for."""
+        """The ids of the prompt, and how many new tokens fit."""
         if self.about.task != "lm":
             raise ValueError(f"{self.folder} is a model for {self.about.task}, and only one for lm continues a text")
         check_text(text)
-        # In training a document begins after the end of the one before it.
+        # In training, every document follows an end-of-text token.
         start = [self.about.roles["eot"], *map(int, self.tokenizer.documents([text])[0])]
         limit = self.about.limit
         if limit is not None and len(start) >= limit:
@@ -177,7 +177,7 @@ class TextModel(ABC):
         return logits, states.trim(self.about.states, after)
 
     def read(self, rows: Sequence[Sequence[int]], state: states.State) -> tuple[np.ndarray, states.State]:
-        """`step` for any number of tokens, also where the graph takes them one at a time."""
+        """`step` for any number of tokens, even if the graph takes one at a time."""
         chunk = self.about.chunk
         if chunk is None or max(map(len, rows)) <= chunk:
             return self.step(rows, state)
@@ -193,7 +193,7 @@ class TextModel(ABC):
         return np.stack([row for row in logits if row is not None]), state
 
     def generate(self, prompt: str, max_new: int = 100, sampling: Sampling | None = None) -> Iterator[str]:
-        """Pieces of text as they come; joined they are the continuation. It ends with the document, or after max_new tokens."""
+        """Pieces of text as they are generated; joined they are the continuation, which ends with the document or after max_new tokens."""
         sampling = sampling or Sampling()
         ids, room = self.prompt(prompt, max_new)
         stream, draws, end = TextStream(self.tokenizer, ids[1:]), np.random.default_rng(sampling.seed), self.about.roles["eot"]

@@ -1,4 +1,4 @@
-"""What the two texts of a pair have in common, as numbers for the bag of words.
+"""Measures of what the two texts of a pair have in common, for the bag of words.
 
 A linear model of words cannot count how many words two texts share. Here each pair is measured (lengths, shares of words, of rare words,
 of neighbouring words and of letters in common, numbers that only one has), and every measure becomes a few steps: is it above its 5 %
@@ -17,7 +17,7 @@ from tokmix.core.optional import np
 
 STEPS = 8  # of a measure
 SCALE = 0.3  # of a feature, beside TF-IDF's: rows of those have length 1
-LETTERS = 400  # of a text whose trigrams are compared
+LETTERS = 400  # letters of a text whose trigrams are compared
 PARTS = re.compile(r"\w+|[^\w\s]")
 
 Idf = dict[str, float]  # how rare a word is

@@ -1,4 +1,4 @@
-"""The next token from its logits, in numpy. Each text draws from a stream of its own: what else is in the batch changes nothing."""
+"""The next token from its logits, in numpy. Each text has its own random stream, so the other texts of the batch do not matter."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def choose(logits: np.ndarray, sampling: Sampling, draws: np.random.Generator) -
         order = order[: sampling.top_k]
     # From the likeliest down, in double: the smallest temperatures must not give infinity or 0 / 0.
     scores = logits[order].astype(np.float64)
-    with np.errstate(over="ignore"):  # minus infinity is a chance of 0
+    with np.errstate(over="ignore"):  # minus infinity is a probability of 0
         chances = np.exp((scores - scores[0]) / sampling.temperature)
     chances /= chances.sum()
     if sampling.top_p is not None:

@@ -1,6 +1,6 @@
 """Decoding states of many texts as rows of numpy arrays: rows join and leave between steps.
 
-A growing leaf, such as attention's cache, has a slot a token in dimension 1. Slots from a row's position on mean nothing, so
+A growing leaf, such as attention's cache, has a slot per token in dimension 1. Slots from a row's position on are undefined, so
 rows of unequal length stand in one array, padded at the end.
 """
 
@@ -25,7 +25,7 @@ class StateSpec:
 
 
 def empty(specs: Sequence[StateSpec], batch: int) -> State:
-    """Of so many texts before their first token."""
+    """The state of this many texts before their first token."""
     return [np.zeros((batch, *spec.shape), dtype=spec.dtype) for spec in specs]
 
 
@@ -52,7 +52,7 @@ def _widened(leaf: np.ndarray, slots: int) -> np.ndarray:
 
 
 def trim(specs: Sequence[StateSpec], state: State) -> State:
-    """Without the slots that no row has reached: a cache gains one with every step, whoever it is for."""
+    """Without the slots that no row has reached, because a cache gains one slot in every step."""
     if not any(spec.grows for spec in specs):
         return state
     position = state[[spec.name for spec in specs].index("position")]

@@ -1,4 +1,4 @@
-"""Text from tokens as they come: a token may hold a part of a character, which waits for the rest."""
+"""Text from single tokens. A token may hold a part of a character, which waits for the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TextStream:
         self.start, self.known = 0, len(self.ids)  # ids from start on are decoded; those before known have been shown
 
     def add(self, token: int) -> str:
-        """What can be shown since the last token; "" while a character is incomplete."""
+        """The new text since the last token; "" while a character is incomplete."""
         self.ids.append(token)
         text = self._new()
         if text.endswith("\ufffd"):
@@ -29,7 +29,7 @@ class TextStream:
         return text
 
     def end(self) -> str:
-        """What is left when no token follows, an incomplete character included."""
+        """The remaining text at the end, including an incomplete character."""
         text = self._new()
         self.start, self.known = self.known, len(self.ids)
         return text

@@ -1,6 +1,6 @@
 """Texts to ids and back for models that are served: without the package `tokenizers` and the ten others that it brings.
 
-PlainTokenizer reads a tokenizer.json of the kinds that tokmix trains (wordpiece, bpe, bytes) and gives the very ids of the library. Any
+PlainTokenizer reads a tokenizer.json of the kinds that tokmix trains (wordpiece, bpe, bytes) and gives the same ids as the library. Any
 other kind needs the library.
 """
 
@@ -20,7 +20,7 @@ Template = list[int | str]  # ids, and the texts "A" and "B"
 
 
 class Tokenizer(Protocol):
-    """What a model that is served needs of a tokenizer."""
+    """The methods of a tokenizer that serving needs."""
 
     def rows(self, texts: Sequence[tuple[str, ...]]) -> tuple[list[np.ndarray], list[int]]: ...
     def documents(self, texts: Sequence[str]) -> list[np.ndarray]: ...
@@ -43,11 +43,11 @@ def load(folder: Path, max_len: int | None) -> Tokenizer:
 
 
 class Unknown(Exception):
-    """A part of a tokenizer.json that is not read here."""
+    """A part of a tokenizer.json that this module does not support."""
 
 
 def known(what: str, given: Mapping[str, object] | None, wanted: Mapping[str, tuple[object, ...]]) -> Mapping[str, object]:
-    """A part whose settings are all among those that are read here."""
+    """A part of which all settings are supported."""
     if given is None:
         raise Unknown(f"it has no {what}")
     for name, values in wanted.items():
@@ -97,7 +97,7 @@ class PlainTokenizer:
 
 
 def _shares(lengths: list[int], room: int) -> list[int]:
-    """Tokens that are kept of one text or of two: the longer one is cut first, then both to halves."""
+    """How many tokens of one text or of two are kept: the longer one is cut first, then both to halves."""
     if len(lengths) == 1:
         return [room]
     short, long = sorted(lengths)

@@ -16,8 +16,8 @@ from importlib import resources
 from itertools import pairwise
 from typing import Protocol
 
-WORDS = 50_000  # whose ids are remembered
-LONGEST = 60  # letters of such a word
+WORDS = 50_000  # words whose ids are cached
+LONGEST = 60  # most letters of such a word
 CLEANED = ((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"), (" do not", " don't"),
            (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"))  # fmt: skip
 
@@ -37,7 +37,7 @@ def _members(kind: str) -> frozenset[int]:
 
 
 class Translation(dict[int, str]):
-    """For str.translate: what becomes of a character, found out when it is first met."""
+    """For str.translate: the replacement of a character, computed when it first occurs."""
 
     def __init__(self, rule: Callable[[str], str]):
         super().__init__()
@@ -76,7 +76,7 @@ class WordPieces:
         return found
 
     def _word(self, word: str) -> list[int]:
-        """The longest pieces from the left; one unknown token where a rest has none."""
+        """The longest pieces from the left; one unknown token if a rest has none."""
         if len(word) > self.longest:
             return [self.unknown]
         found, start = [], 0
@@ -124,7 +124,7 @@ class BytePairs:
         return found
 
     def _word(self, word: str) -> list[int]:
-        """Neighbours are joined in the order of the merges, from the left where two are alike."""
+        """Join neighbours in the order of the merges, equal ones from the left."""
         ids = [self.vocab[self.letters[byte]] for byte in word.encode()]
         if not self.merges or len(ids) < 2:
             return ids
@@ -134,7 +134,7 @@ class BytePairs:
         while heap:
             _, i, pair = heapq.heappop(heap)
             j = after[i]
-            if j < 0 or (ids[i], ids[j]) != pair:  # one of the two has been joined to another
+            if j < 0 or (ids[i], ids[j]) != pair:  # one of the two was joined with another
                 continue
             ids[i], ids[j] = self.merges[pair][1], -1
             after[i] = after[j]
@@ -166,4 +166,4 @@ def _gpt2_pattern() -> re.Pattern[str]:
 
 
 def _escapable(kind: str) -> list[tuple[int, int]]:
-    return ranges()[kind]  # none of the characters at an end of a range means something in a set
+    return ranges()[kind]  # no character at an end of a range is special in a set
