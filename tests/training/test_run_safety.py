@@ -345,3 +345,30 @@ def test_changed_token_files_give_no_other_figure(copy, capsys):
     shard.write_bytes(content)
     assert main(["eval", str(copy / "run"), str(copy / "run" / "data")]) == 1
     assert "content of test-00000.tokens.bin has changed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_second_interruption_while_a_run_is_removed_leaves_one_that_goes_on(after, whole, tmp_path, monkeypatch, capsys):
+    """The first comes while the data is read, the second so many removals later."""
+    real, count = os.unlink, 0
+
+    def interrupted(*given, **named):
+        nonlocal count
+        count += 1
+        if count == after + 1:
+            raise KeyboardInterrupt
+        real(*given, **named)
+
+    def reading(*given):
+        monkeypatch.setattr(os, "unlink", interrupted)
+        raise KeyboardInterrupt
+
+    out, table = tmp_path / "run", str(whole / "t.csv")
+    words = [word for name, value in GIVEN.items() if name != "train.baseline" for word in (f"--{name}", str(value))]
+    with monkeypatch.context() as patch:
+        patch.setattr("tokmix.training.train.task_for", reading)
+        assert main(["train", table, "--out", str(out), "--no-train.baseline", *words]) == 130
+    monkeypatch.undo()
+    assert out.exists() and capsys.readouterr().err == "tokmix train: interrupted; continue with the same command and --resume\n"
+    assert main(["train", table, "--out", str(out), "--no-train.baseline", "--resume", *words]) == 0
+    assert same(out, whole / "run")

@@ -147,6 +147,17 @@ def remove_partial(folder: Path, name: str = "*") -> None:
                 lock.release()
 
 
+def remove_folder(out: Path) -> None:
+    """A run that is given up. Where that is interrupted, what is left can be resumed: folders get a hidden name before they are emptied,
+    and records go last."""
+    for path in sorted(out.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            hidden = _partial(path)
+            path.rename(hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
+    shutil.rmtree(out, ignore_errors=True)
+
+
 def check_free(out: Path) -> None:
     if out.exists() or out.is_symlink():
         raise ValueError(f"{out} exists already; nothing is overwritten: name another folder, or remove it")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from tokmix.core.model import Model, ModelConfig
 from tokmix.data.card import Card
 from tokmix.data.prepare.pipeline import prepare, source_facts
 from tokmix.data.tokens import is_prepared
-from tokmix.runs.files import Damaged, sha256_together
+from tokmix.runs.files import Damaged, remove_folder, sha256_together
 from tokmix.runs.machine import memory_of
 from tokmix.training import encoder
 from tokmix.training.distill import teacher
@@ -130,5 +129,5 @@ def nothing_left_of(out: Path, new: bool) -> Iterator[None]:
         yield
     except BaseException:
         if new:
-            shutil.rmtree(out, ignore_errors=True)
+            remove_folder(out)
         raise
