@@ -87,6 +87,18 @@ def test_the_first_sentence_compares_the_best_run_with_the_simplest_model(tmp_pa
     assert text.index(sentence) < text.index("<table")
 
 
+def test_classes_and_mistakes_of_a_run_and_the_interval_of_its_score(trained: Path, tmp_path: Path) -> None:
+    text = write([trained], tmp_path / "report.html").read_text()
+    figures = json.loads((trained / "model" / "training.json").read_text())["figures"]
+    low, high = figures["intervals"]["accuracy"]
+    assert f"accuracy {figures['accuracy']:.4f} [{low:.4f}, {high:.4f}]" in text
+    assert "Commonest mistakes" in text and "All 2 classes" in text
+    wrong = max((figures["confusion"][a][1 - a], a) for a in (0, 1))
+    row = [figures["labels"][wrong[1]], figures["labels"][1 - wrong[1]], str(wrong[0])]
+    section = text[text.index('id="classes"') :]
+    assert wrong[0] and re.findall(r"<td[^>]*>([^<]*)</td>", section)[:3] == row
+
+
 def test_a_run_that_has_not_ended_shows_its_curve(tmp_path: Path) -> None:
     made = folders.run(tmp_path / "begun")
     (made / "model" / "training.json").unlink()
@@ -364,3 +376,13 @@ def test_the_controls_work(browser: Any, page: Path) -> None:
         assert scores == sorted(scores, reverse=True)
         table.locator("th button").nth(4).click()
         assert [float(cell) for cell in table.locator("tbody tr td:nth-child(5)").all_inner_texts()] == sorted(scores)
+
+
+def test_long_names_fit_on_a_phone(browser: Any, tmp_path: Path) -> None:
+    """Of maps, which a select shows in one line, and of classes."""
+    path = write_table(tmp_path / "films.csv", 120)
+    path.write_text(path.read_text().replace(",good", ",a_long_name_of_a_class_without_a_blank_in_it_that_nobody_can_break"))
+    train(path, tmp_path / "run", settings(model__stack="hsm(variant='fusion')*2", train__epochs=1), quiet=True)
+    made = write([tmp_path / "run"], tmp_path / "report.html")
+    with browsers.open_page(browser, made.as_uri(), browsers.PHONE) as page:  # open_page sees whether anything is wider than the window
+        page.click("text=All 2 classes")

@@ -123,10 +123,15 @@ def confusion_lines(labels: list[str], counts: list[list[int]]) -> list[str]:
     return lines
 
 
+def mistakes(labels: list[str], counts: list[list[int]]) -> list[tuple[int, str, str]]:
+    """(rows, true class, predicted class), the most common first."""
+    found = [(count, labels[a], labels[b]) for a, row in enumerate(counts) for b, count in enumerate(row) if count and a != b]
+    return sorted(found, key=lambda one: -one[0])[:MISTAKES]
+
+
 def mistake_lines(labels: list[str], counts: list[list[int]]) -> list[str]:
     """For many classes: the most common mistakes."""
-    found = [(count, labels[a], labels[b]) for a, row in enumerate(counts) for b, count in enumerate(row) if count and a != b]
-    found.sort(key=lambda one: -one[0])
+    found = mistakes(labels, counts)
     width = max((len(str(count)) for count, _, _ in found), default=1)
-    lines = [f"{count:{width},} of {true!r} taken for {predicted!r}" for count, true, predicted in found[:MISTAKES]]
+    lines = [f"{count:{width},} of {true!r} taken for {predicted!r}" for count, true, predicted in found]
     return [f"{len(labels):,} classes; commonest mistakes (--json has the whole table):", *(lines or ["none"])]

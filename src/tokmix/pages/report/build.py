@@ -60,7 +60,7 @@ def build(found: Found, text: str | None, title: str | None) -> str:
         *_compares(found, charts, colours),
         *_tunes(found, charts, colours),
     ]
-    sections.append(_learning(found, charts, colours))
+    sections += [html.section("classes", "Commonest mistakes", tables.classes(found.runs)), _learning(found, charts, colours)]
     shown, notes = maps.of_models(maps.models(found), text)
     sections += [_words(shown), _maps(shown, notes, charts)]
     sections.append(html.section("origin", "Commands and versions", tables.commands(found)))

@@ -11,6 +11,7 @@ from tokmix.pages.report.html import Cell
 from tokmix.pages.report.read import Found, Group, Run, made_of, number, part, product, rows
 from tokmix.runs.files import JsonObject
 from tokmix.study.tune.store import hide_password
+from tokmix.training.evaluate import mistakes
 from tokmix.training.mixture import BAG, BOTH
 from tokmix.training.settings import Settings
 from tokmix.training.task import main_figure
@@ -61,9 +62,35 @@ def results(runs: Sequence[Run]) -> str:
             continue
         name, value, _ = result(run)
         simple = baseline(run)
-        shown = Cell(f"{name} {figure(value)}", value, strong=True) if value is not None else Cell("nothing to report on")
+        shown = (
+            Cell(f"{name} {figure(value)}{interval(run, name)}", value, strong=True) if value is not None else Cell("nothing to report on")
+        )
         lines.append([run.name, shown, None if simple is None else Cell(figure(simple), simple), seconds(run.cost)])
     return html.table(["run", "score", "baseline", "time"], lines)
+
+
+def interval(run: Run, name: str) -> str:
+    """The 95 % interval of a figure, where the record has one."""
+    ends = part(part(run.record, "figures"), "intervals").get(name)
+    return f" [{figure(ends[0])}, {figure(ends[1])}]" if isinstance(ends, list) and len(ends) == 2 else ""
+
+
+def classes(runs: Sequence[Run]) -> str:
+    """Of each run its commonest mistakes, and in a folded part every class."""
+    parts = []
+    for run in runs:
+        figures = part(run.record, "figures")
+        names, counts, lines = figures.get("labels"), figures.get("confusion"), list[list[object]]()
+        for label in part(figures, "classes"):
+            values = [number(part(figures["classes"], label).get(name)) for name in ("precision", "recall", "f1", "rows")]
+            lines.append([label, *(None if one is None else Cell(figure(one), one) for one in values[:3]), values[3]])
+        if not lines:
+            continue
+        wrong = mistakes(names, counts) if isinstance(names, list) and isinstance(counts, list) else []
+        parts += [html.paragraph(run.name)] if len(runs) > 1 else []
+        parts.append(html.table(["true class", "taken for", "rows"], [[true, said, count] for count, true, said in wrong]))
+        parts.append(html.details(f"All {len(lines):,} classes", html.table(["class", "precision", "recall", "F1", "rows"], lines)))
+    return "".join(parts)
 
 
 def settings(runs: Sequence[Run]) -> str:
