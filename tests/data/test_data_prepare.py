@@ -118,6 +118,7 @@ with open(sys.argv[1], "w", encoding="utf-8") as file:
 MEASURE = """
 import resource, sys
 from tokmix.data.prepare.pipeline import prepare
+from tokmix.training.model_record import Columns
 prepare(sys.argv[1], sys.argv[2], tokenizer="bytes", max_len=4096, **eval(sys.argv[3]))
 assert "torch" not in sys.modules
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
@@ -181,8 +182,8 @@ def test_a_split_of_white_space_is_refused(tmp_path):
 
 
 def test_plain_text_is_read_without_the_columns_of_the_table_a_model_was_trained_on(tmp_path):
-    record = {"columns": {"text": ["body"], "target": None}, "stream": True}
-    trained = SimpleNamespace(record=record, task="lm", labels=[], folder=tmp_path)
+    about = SimpleNamespace(columns=Columns(("body",)), stream=True, reading={}, sources=())
+    trained = SimpleNamespace(about=about, task="lm", labels=[], folder=tmp_path)
     (tmp_path / "a.txt").write_text("some words\n")
     (tmp_path / "a.csv").write_text("body\nsome words\n")
     assert "text" not in settings_for(trained, tmp_path / "a.txt", {})
