@@ -95,7 +95,7 @@ MOST_FILE_LINES = 350
 LONG_FILES: dict[str, int] = {}
 MOST_FUNCTION_LINES = 60  # a longer one has `# long: <why>` in its first lines
 MOST_ANY_LINES = 194
-MOST_SOURCE_LINES = 43_540
+MOST_SOURCE_LINES = 43_550
 
 
 def python_files(*tops: str) -> list[Path]:
