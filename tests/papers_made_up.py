@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reproduce import claims, draw, page, results
+from reproduce import claims, command, draw, page, report_section, results
 from reproduce import datasets as data_needs
 from reproduce import item as catalogue
 from reproduce.claims import Claim
@@ -86,8 +86,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     module = ModuleType("reproduce.hypermixer.made_up")
     module.ITEMS = [TABLE, FIGURE]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(catalogue, "PAPERS", {"hypermixer": ["made_up"]})
-    monkeypatch.setattr(data_needs, "PAPERS", {"hypermixer": ["made_up"]})
+    for owner in (catalogue, data_needs, command, report_section):
+        monkeypatch.setattr(owner, "PAPERS", {"hypermixer": ["made_up"]})
     monkeypatch.delenv("TOKMIX_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "reproduce" / "hypermixer"

@@ -73,6 +73,7 @@ def test_a_stack_is_shown_whatever_folders_are_there(tmp_path, capsys, monkeypat
     assert "stack '' is empty" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("clean_registry")
 def test_mixers_of_ones_own_can_be_shown_listed_and_costed(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(
         "import tokmix\n\n"

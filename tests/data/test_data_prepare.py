@@ -18,6 +18,7 @@ from tokmix.data.prepare.pipeline import prepare  # noqa: E402
 from tokmix.data.split import holdout  # noqa: E402
 from tokmix.data.tokens import TokenFiles  # noqa: E402
 from tokmix.training.eval_data import _settings as settings_for  # noqa: E402
+from tokmix.training.model_record import Columns  # noqa: E402
 
 needs_data = pytest.mark.skipif("TOKMIX_DATA" not in os.environ, reason="TOKMIX_DATA does not name the folder of real data sets")
 

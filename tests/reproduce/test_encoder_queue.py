@@ -108,8 +108,9 @@ def test_which_jobs_there_are_follows_from_what_came_back() -> None:
     assert not any(job.key.startswith("tune-search-hyper-") for job in items.search(False, searched))
     longer = searched | {key: outcome(2 + place) for place, key in enumerate(named)}
     assert [arm.name for arm in items.final(longer)] == ["shifted", "fusion-attention", "attention"]
-    tuned = [job.key for job in items.tune(False, longer) if job.key.startswith("tune-long")]
-    assert len(tuned) == 3 * len(items.TABLES) and "tune-long-shifted-sst2" in tuned
+    taught = {f"pretrain-states-{arm.name}": outcome(1.0) for arm in stacks.TAUGHT}
+    tuned = [job.key for job in items.tune(False, taught) if job.key.startswith("tune-states")]
+    assert len(tuned) == 3 * len(items.TABLES) and "tune-states-small-sst2" in tuned
     assert [job.spec["tokens"] for job in items.gap(False, longer) if "gap-shifted" in job.key] == list(items.GAPS)
     assert sum("long-attention-" in job.key for job in items.seeds(False, longer)) == 2
 

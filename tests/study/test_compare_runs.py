@@ -256,7 +256,7 @@ def test_workers_share_the_cores(monkeypatch):
         (["hsm", "--stack", "attention"], "--model.stack is what is compared"),
         (["hsm", "--train.fraction", "0.5"], "give --fractions"),
         (["hsm", "--fractions", "0,1"], "above 0 and at most 1"),
-        (["hsm", "--fractions", "a"], "numbers with commas"),
+        (["hsm", "--fractions", "a"], "numbers separated by commas"),
         (["hsm", "--n", "500"], "--n 500 is for --data shapes"),
         (["hsm", "--seeds", "0"], "seeds=0"),
         (["hsm", "--jobs", "0"], "jobs=0"),

@@ -73,7 +73,7 @@ def test_bad_tables(case, tmp_path, capsys):
 def test_bad_settings_for_good_tables(tmp_path, capsys):
     table, out = write_table(tmp_path / "good.csv", 60), ["--out", tmp_path / "out"]
     (tmp_path / "kept").mkdir()
-    (tmp_path / "long.csv").write_text("text,label\n" + "word " * 900 + ",x\nb c,y\n")
+    (tmp_path / "long.csv").write_text("text,label\n" + "word " * 3000 + ",x\nb c,y\n")
     (tmp_path / "split").mkdir()
     (tmp_path / "split" / "train.csv").write_text("text,label\n" + "a b,x\nc d,y\n" * 9)
     (tmp_path / "split" / "test.csv").write_text("text,label\nq,z\n")
@@ -81,7 +81,7 @@ def test_bad_settings_for_good_tables(tmp_path, capsys):
     for words, command in {
         "did you mean 'good.csv'": ["prepare", tmp_path / "god.csv", *out],
         "no column 'lable'; it has: text, label, did you mean 'label'": ["prepare", table, *out, "--label", "lable"],
-        "line 2: longer than --max-len 512 tokens": ["prepare", tmp_path / "long.csv", *out, "--long", "refuse"],
+        "line 2: longer than --max-len 2048 tokens": ["prepare", tmp_path / "long.csv", *out, "--long", "refuse"],
         "test.csv, line 2: label 'z' does not occur in training": ["train", tmp_path / "split", *out, *SMALL],
         "kept exists already; nothing is overwritten": ["train", table, "--out", tmp_path / "kept", *SMALL],
         "good.csv exists already": ["prepare", table, "--out", table],
@@ -97,7 +97,7 @@ def test_bad_settings_for_good_tables(tmp_path, capsys):
     }.items():
         assert words in refused(tmp_path, capsys, *command), words
     assert main(["prepare", str(tmp_path / "long.csv"), "--out", str(tmp_path / "cut"), "--valid", "0", "--test", "0"]) == 0
-    assert "1 rows of train (50 %) were cut to max_len=512 tokens" in capsys.readouterr().out
+    assert "1 rows of train (50 %) were cut to max_len=2048 tokens" in capsys.readouterr().out
 
 
 def test_bad_data_for_a_model(trained, tmp_path, capsys):
