@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import torch
-
 from tokmix.core import stack
 from tokmix.core.mixer import options
-from tokmix.core.model import Model, ModelConfig
+from tokmix.core.model import ModelConfig
+from tokmix.core.outline import outline
 
 TOLERANCE = 0.005
 
 
 def parameter_count(config: ModelConfig) -> int:
-    with torch.device("meta"):
-        return Model(config).parameter_count()
+    return outline(config).parameter_count()
 
 
 def match_parameters(config: ModelConfig, target: int | ModelConfig) -> ModelConfig:

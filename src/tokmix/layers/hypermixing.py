@@ -40,7 +40,7 @@ class HyperNetwork(nn.Module):
 
 def _normal(heads: int, fan_in: int, out: int, gain: float) -> Tensor:
     """Fan-in counted inside a head. Biases start at zero: large ones would give every token the same row."""
-    return torch.randn(heads, fan_in, out) * gain * fan_in**-0.5
+    return torch.empty(heads, fan_in, out).normal_(std=gain * fan_in**-0.5)
 
 
 class _Options(TypedDict):
@@ -122,7 +122,7 @@ class HyperMixing(RowMixer):
             span = torch.logspace(3, 9, heads, base=2.0) if heads > 1 else torch.tensor([64.0])
             self.decay_bias = nn.Parameter(torch.log(span - 1))
         if decay == "gate":
-            self.decay_weight = nn.Parameter(torch.randn(dim, heads) * 0.02)
+            self.decay_weight = nn.Parameter(torch.empty(dim, heads).normal_(std=0.02))
 
     @property
     def limit(self) -> int | None:

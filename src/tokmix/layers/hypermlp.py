@@ -26,8 +26,8 @@ class SequenceMixer(nn.Module):
 
     def __init__(self, dim: int, heads: int, max_len: int, rank: int):
         super().__init__()
-        self.down = nn.Parameter(torch.randn(heads, max_len, rank) * 0.02)
-        self.up = nn.Parameter(torch.randn(heads, rank, max_len) * 0.02)
+        self.down = nn.Parameter(torch.empty(heads, max_len, rank).normal_(std=0.02))
+        self.up = nn.Parameter(torch.empty(heads, rank, max_len).normal_(std=0.02))
         self.diagonal = nn.Parameter(torch.zeros(heads, max_len))
         self.control = nn.Linear(dim, heads * rank)
         self.heads = heads

@@ -40,8 +40,8 @@ class SharedVector(RowMixer):
         self.hidden = 2 * dim if hidden is None else hidden
         checks.at_least("hidden", self.hidden, 1)
         self.norm = norm
-        self.w_in = nn.Parameter(torch.randn(self.hidden) * 3**-0.5)
-        self.w_out = nn.Parameter(torch.randn(self.hidden) * self.hidden**-0.5)
+        self.w_in = nn.Parameter(torch.empty(self.hidden).normal_(std=3**-0.5))
+        self.w_out = nn.Parameter(torch.empty(self.hidden).normal_(std=self.hidden**-0.5))
         self.output_norm = nn.LayerNorm(dim) if norm == "layer" else None
 
     def mix(self, x: Tensor, rows: Rows | None) -> Tensor:

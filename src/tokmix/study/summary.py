@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from tokmix.core import stack as stacks
 from tokmix.core.checks import at_least
 from tokmix.core.mixer import MODES, Cost, mixer_class, mixers, options
-from tokmix.core.model import Model, ModelConfig
+from tokmix.core.model import ModelConfig
+from tokmix.core.outline import outline
 
 
 def table(rows: list[list[str]]) -> str:
@@ -58,8 +57,7 @@ def show_folder(folder: str | Path, length: int | None = None) -> str:
 
 def show_model(config: ModelConfig, length: int) -> str:
     at_least("length", length, 1)
-    with torch.device("meta"):
-        model = Model(config)
+    model = outline(config)
     if model.limit is not None and length > model.limit:
         raise ValueError(f"length={length} is more than this model takes: max_len={model.limit}")
     rows = [["layer", "mixer", "parameters", "matmul FLOPs", "pointwise", "state", "reach"]]

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tokmix.core.model import Model, ModelConfig
+from tokmix.core.outline import outline
 from tokmix.core.stack import parse
 from tokmix.data.card import Card
 from tokmix.data.prepare.tokenize import Encoder, begun, load_tokenizer, vocab_size
@@ -229,8 +230,7 @@ def _check_shapes(path: Path, config: ModelConfig) -> None:
     if layers > len(shapes):  # every layer has a norm or a gain
         raise Damaged(f"{path} is damaged: config.json has {layers:,} layers, model.safetensors {len(shapes):,} tensors")
     try:
-        with torch.device("meta"):
-            wanted = {name: tuple(tensor.shape) for name, tensor in Model(config).state_dict().items()}
+        wanted = {name: tuple(tensor.shape) for name, tensor in outline(config).state_dict().items()}
     except (RuntimeError, OverflowError, TypeError) as error:  # sizes beyond 2^63
         raise Damaged(
             f"{path} is damaged: config.json describes no model that can be built ({' '.join(str(error).split())[:200]})"

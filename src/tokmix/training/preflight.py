@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tokmix.core import stack
 from tokmix.core.mixer import check_options
-from tokmix.core.model import Model, ModelConfig
+from tokmix.core.model import ModelConfig
+from tokmix.core.outline import outline
 from tokmix.data.card import Card
 from tokmix.data.prepare.pipeline import prepare, source_facts
 from tokmix.data.tokens import is_prepared
@@ -40,8 +39,7 @@ def check_stack(text: str) -> None:
 
 def check_memory(config: ModelConfig, world: World) -> None:
     """Check that weights, gradients and the optimizer's two moments fit in memory, sharded or not."""
-    with torch.device("meta"):
-        parameters = Model(config).parameter_count()
+    parameters = outline(config).parameter_count()
     needed, there = 16 * parameters, memory_of(world.device)
     if there is not None and needed > there * world.size:
         raise ValueError(

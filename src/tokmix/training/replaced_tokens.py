@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tokmix.core import stack as stacks
 from tokmix.core.model import Model, ModelConfig
+from tokmix.core.outline import outline, part_of
 from tokmix.core.positions import within
 from tokmix.core.seeds import seeded
 from tokmix.core.segments import Segments
@@ -76,8 +77,7 @@ class ReplacedTokens(TrainingTask):
             raise ValueError("train.shard cuts the embedding, which generator and encoder share: leave it out, or use train.task=mlm")
         self.masking = Masking(self.card, SHARE if self.train.mask is None else self.train.mask, self.train.seed, always=True)
         self.generator = generator_stack(self.config.stack) if self.train.generator is None else self.train.generator
-        with torch.device("meta"):
-            Model(replace(self.config, head="mlm", stack=self.generator))  # one that does not fit says so now
+        outline(replace(self.config, head="mlm", stack=self.generator))  # one that does not fit says so now
 
     def build(self, device: torch.device) -> Model:
         assert self.hidden is not None
@@ -86,11 +86,7 @@ class ReplacedTokens(TrainingTask):
 
     def kept_model(self, model: Model) -> Model:
         """The encoder alone."""
-        with torch.device("meta"):
-            kept = Model(self.config)
-        tensors = model.state_dict()
-        kept.load_state_dict({name: tensors[name] for name in kept.state_dict()}, assign=True)
-        return kept
+        return part_of(model, self.config)
 
     def training_flops(self, model: Model, length: int) -> int:
         assert isinstance(model, Detector) and self.masking is not None

@@ -20,6 +20,7 @@ from tokmix.core import stack as stacks
 from tokmix.core.mixer import mixer_class
 from tokmix.core.model import Model
 from tokmix.core.optional import np
+from tokmix.core.outline import outline
 from tokmix.core.seeds import seeded
 from tokmix.data.batches.mask import IGNORE, Masking
 from tokmix.data.batches.rows import Batch, Batches, RowBatches
@@ -71,8 +72,7 @@ class TrainingTask:
         self.final = final_split(files, self.train.final)
         self.start = self._start()
         self.config = model_config(self.card, self.task, settings.model, self.start)
-        with torch.device("meta"):
-            Model(self.config)  # a stack that does not fit the task says so now
+        outline(self.config)  # a stack that does not fit the task says so now
         if self.train.documents and not self.card.stream:
             raise ValueError("train.documents parts the documents of a running text, and the data is rows: leave it out")
         for name in ("packed", "documents"):

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 
-import torch
-
 from tokmix.core import stack as stacks
 from tokmix.core.block import Layer
 from tokmix.core.checks import at_least
 from tokmix.core.mixer import Cost
-from tokmix.core.model import Model, ModelConfig
+from tokmix.core.model import ModelConfig
+from tokmix.core.outline import outline
 from tokmix.study.cost.crossing import FARTHEST, Crossing, crossing
 
 
@@ -64,8 +63,7 @@ class Priced:
             feed_forward=shape.feed_forward,
             layout=shape.layout,
         )
-        with torch.device("meta"):
-            self.model = Model(self.config)
+        self.model = outline(self.config)
         self.layers = [[layer.cost(length) for length in self.lengths] for layer in self.model.layers]
         self.total = [self.model.cost(length) for length in self.lengths]
         self.output = [_less(whole, sum(parts, Cost())) for whole, parts in zip(self.total, zip(*self.layers, strict=True), strict=True)]

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from tokmix.core.model import Model, ModelConfig
 from tokmix.core.optional import np
+from tokmix.core.outline import part_of
 from tokmix.core.seeds import seeded
 from tokmix.core.segments import Segments
 from tokmix.data.batches.rows import Batch, Batches
@@ -141,11 +142,7 @@ class DistillTokens(TrainingTask):
 
     def kept_model(self, model: Model) -> Model:
         """Without the hint."""
-        with torch.device("meta"):
-            kept = Model(self.config)
-        tensors = model.state_dict()
-        kept.load_state_dict({name: tensors[name] for name in kept.state_dict()}, assign=True)
-        return kept
+        return part_of(model, self.config)
 
     def training_flops(self, model: Model, length: int) -> int:
         hint = 3 * 2 * length * self.config.dim * self.reader.width
