@@ -79,6 +79,26 @@ def test_folders_that_are_being_filled_are_spared(tmp_path):
         assert (folder / "x").exists()
 
 
+def test_what_a_killed_writer_left_of_a_file_is_removed_by_the_next_one(tmp_path):
+    """And what a living one writes is spared."""
+    (tmp_path / ".[v].npy.partial-00").write_text("half")
+    (tmp_path / ".other.npy.partial-00").write_text("half")
+    with replacing(tmp_path / "[v].npy") as first, replacing(tmp_path / "[v].npy") as second:
+        assert sorted(tmp_path.glob(".*")) == sorted([tmp_path / ".other.npy.partial-00", first, second])
+        first.write_text("1")
+        second.write_text("2")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"[v].npy": "1", ".other.npy.partial-00": "half"}
+
+
+def test_no_pipe_is_opened_to_see_whether_it_was_left(tmp_path):
+    os.mkfifo(tmp_path / ".a.partial-00")
+    (tmp_path / ".a.partial-01").symlink_to("/dev/zero")
+    write_text(tmp_path / "a", "x")
+    assert (tmp_path / "a").read_text() == "x"
+    remove_partial(tmp_path)  # by the owner of the folder: whatever it is
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 def test_json_that_cannot_be_read_is_one_line(tmp_path):
     path = tmp_path / "a.json"
     for content in (b"", b"[1]", b'{"a": NaN}', b"{", b"\xff\xfe", b"\0" * 40, b'{"a": 1e400}', b'{"a": ' * 100_000, b"[" * 100_000):

@@ -18,6 +18,7 @@ pytest.importorskip("safetensors")
 from tokmix.study.verify import verify
 from tokmix.training import checkpoint
 from tokmix.training.checkpoint import Checkpoints
+from tokmix.training.report import Log
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,6 +74,27 @@ def test_what_fails_in_the_background_is_told_in_one_line_and_the_one_before_sta
     assert checkpoints.load()[1] == {"step": 1}
 
 
+def test_the_log_is_on_the_disk_before_the_checkpoint_is(tmp_path, monkeypatch):
+    """A power cut leaves no gap in it: a resumed run writes only the lines after its checkpoint."""
+    done: list[str] = []
+    sync = os.fsync
+
+    def synced(handle: int) -> None:
+        done.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name.split(".partial")[0])
+        sync(handle)
+
+    monkeypatch.setattr("os.fsync", synced)
+    log = Log(tmp_path / "log.jsonl", quiet=True)
+    log.open(0)
+    del done[:]
+    log({"step": 1, "total": 2, "epoch": 0, "loss": 1.0, "losses": [1.0], "tokens": 5, "seconds": 0.1})
+    Checkpoints(tmp_path / "checkpoints").save(1, {"a": torch.ones(1)}, {"step": 1})
+    assert done == ["log.jsonl", ".step-00000001.safetensors", "checkpoints"]
+    log({"step": 2, "total": 2, "epoch": 0, "loss": 1.0, "losses": [1.0], "tokens": 5, "seconds": 0.2})
+    log.close()
+    assert done[3:] == ["log.jsonl"]
+
+
 def test_what_a_kill_kept_from_being_removed_goes_when_the_run_is_resumed(tmp_path):
     Checkpoints(tmp_path, keep=3).save(1, {"a": torch.ones(1)}, {})
     for step in (2, 3):
@@ -104,6 +126,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from tokmix.training import checkpoint_parts
 from tokmix.training.checkpoint import Checkpoints
+from tokmix.training.report import Log
 from tokmix.training.distributed import World
 
 torch.set_num_threads(1)

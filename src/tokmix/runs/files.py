@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import math
@@ -24,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tokmix.runs.locks import Held, lock_folder
+from tokmix.runs.locks import Held, lock_path
 
 JsonObject = dict[str, Any]  # its values are what its file says: whoever reads one knows its keys, or asks for their types
 PARTIAL = ".partial"
@@ -40,7 +41,8 @@ class Damaged(ValueError):
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write to. At the end its content is flushed to the disk and takes the name `path`, in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = _partial(path)
+    remove_partial(path.parent, path.name)
+    partial, lock = _locked(path, Path.touch)
     try:
         yield partial
         sync_file(partial)
@@ -51,6 +53,9 @@ def replacing(path: Path) -> Iterator[Path]:
         if out_of_space(error):
             raise OSError(errno.ENOSPC, f"no space left for {path}; what was saved before is untouched") from None
         raise
+    finally:
+        if lock is not None:
+            lock.release()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -100,7 +105,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     check_free(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     remove_partial(out.parent, out.name)
-    partial, lock = _locked_folder(out)
+    partial, lock = _locked(out, Path.mkdir)
     try:
         yield partial
         sync_tree(partial)
@@ -117,13 +122,13 @@ def new_folder(out: Path) -> Iterator[Path]:
             lock.release()
 
 
-def _locked_folder(out: Path) -> tuple[Path, Held | None]:
-    """A new folder and its lock. Another process may take a folder without a lock for abandoned and remove it: then the next one."""
+def _locked(out: Path, make: Callable[[Path], None]) -> tuple[Path, Held | None]:
+    """A new file or folder and its lock. Another process may take one without a lock for abandoned and remove it: then the next one."""
     while True:
         partial = _partial(out)
-        partial.mkdir()
+        make(partial)
         try:
-            if (lock := lock_folder(partial)) is not None:
+            if (lock := lock_path(partial)) is not None:
                 return partial, lock
         except OSError:  # a file system without locks: what a kill leaves there stays
             return partial, None
@@ -134,17 +139,16 @@ def _partial(path: Path) -> Path:
 
 
 def remove_partial(folder: Path, name: str = "*") -> None:
-    """What killed processes left of files and folders called `name`. Folders that a living process fills are spared by their lock. Of
-    files nobody holds a lock: call this with name="*" only where a lock of the whole folder is held."""
-    for partial in folder.glob(f".{name}{PARTIAL}-*"):
-        if partial.is_symlink() or not partial.is_dir():
-            if name == "*":
-                partial.unlink(missing_ok=True)
-            continue
-        with contextlib.suppress(OSError):
-            if (lock := lock_folder(partial)) is not None:
-                shutil.rmtree(partial, ignore_errors=True)
-                lock.release()
+    """What killed processes left of files and folders called `name`. Those that a living process fills are spared by their lock. The
+    library that writes tensors swaps the file under its lock: call this with name="*" only where a lock of the whole folder is held."""
+    for partial in folder.glob(f".{name if name == '*' else glob.escape(name)}{PARTIAL}-*"):
+        if name == "*" and (partial.is_symlink() or not partial.is_dir()):
+            partial.unlink(missing_ok=True)
+        elif not partial.is_symlink() and (partial.is_dir() or partial.is_file()):
+            with contextlib.suppress(OSError):
+                if (lock := lock_path(partial)) is not None:
+                    shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
+                    lock.release()
 
 
 def remove_folder(out: Path) -> None:

@@ -111,15 +111,15 @@ def _owner(path: Path) -> str:
         return "another process"
 
 
-def lock_folder(folder: Path) -> Held | None:
-    """Lock the folder itself; None if another process has the lock, or the folder is gone. OSError if the system has no locks."""
+def lock_path(path: Path) -> Held | None:
+    """Lock a file or folder itself; None if another process has the lock, or it is gone. OSError if the system has no locks."""
     try:
-        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     if not _flock(handle):
         return None
-    if _names(folder, handle):
+    if _names(path, handle):
         return Held(handle)
     os.close(handle)
     return None

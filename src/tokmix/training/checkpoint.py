@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from tokmix.core.optional import need
-from tokmix.runs.files import PARTIAL, Damaged, remove_partial, replacing, sync_folder
+from tokmix.runs.files import PARTIAL, Damaged, remove_partial, replacing, sync_file, sync_folder
 from tokmix.training.distributed import World
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 FORMAT = "tokmix-checkpoint"
 VERSION = 2  # 1: the same without a checksum
 KEPT = 2
+LOG = "log.jsonl"  # next to the folder of checkpoints
 CHECKSUM = "sha256"
 NAME = re.compile(r"step-(\d+)(\.safetensors)?")
 LayOut = Callable[[Tensor, Tensor], Tensor]  # (tensor of this process, full tensor) -> what of it this process keeps
@@ -172,6 +173,8 @@ class Checkpoints:
 
         def run() -> None:
             try:
+                if (log := self.folder.with_name(LOG)).is_file():
+                    sync_file(log)  # first the lines of the steps before it: a resumed run does not write them again
                 made = act()
                 self.seconds = time.monotonic() - began
                 done.set_result(made)

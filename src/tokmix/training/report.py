@@ -57,6 +57,7 @@ class Log:
 
     def close(self) -> None:
         if self.file is not None:
+            os.fsync(self.file.fileno())
             self.file.close()
         if self.tracker is not None:
             self.tracker.close()
