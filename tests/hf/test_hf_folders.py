@@ -129,6 +129,20 @@ def test_a_damaged_folder_is_refused_in_one_line(how: str, words: str, tmp_path:
         assert "\n" not in str(caught.value).strip()
 
 
+@pytest.mark.parametrize("how", ["missing", "extra"])
+def test_who_asks_which_weights_do_not_fit_is_told(how: str, tmp_path: Path) -> None:
+    old = made("hsm(variant='gate')", tie=False, dtype=torch.float32)
+    old.save_pretrained(tmp_path)
+    damage(tmp_path, how)
+    model, info = TokmixForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert info["missing_keys"] == ({"core.layers.0.mixer.weight"} if how == "missing" else set())
+    assert len(info["unexpected_keys"]) == (how == "extra")
+    new, found = (one.core.layers[0].mixer.weight for one in (TokmixForCausalLM(model.config), model))
+    if how == "missing":  # drawn, where transformers leaves uninitialised memory
+        assert 0.5 * new.std() < found.std() < 2 * new.std()
+    assert torch.equal(model.core.embedding.weight, old.core.embedding.weight)
+
+
 @pytest.mark.parametrize("tie", [True, False])
 def test_a_larger_vocabulary_reaches_the_core(tie: bool, tmp_path: Path) -> None:
     model = made(tie=tie, dtype=torch.float32)

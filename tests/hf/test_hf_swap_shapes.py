@@ -166,11 +166,51 @@ def test_a_row_of_the_full_length_fits(kind: str) -> None:
     assert torch.allclose(outputs(model, ids, mask), alone, atol=2e-5)
 
 
+GPT: dict[str, Any] = {"vocab_size": 31, "bos_token_id": 1, "eos_token_id": 2}
+FOLLOWING: dict[str, Callable[[], Any]] = {  # of other names, and with q, k and v in one matrix: by heads, or one after another
+    "phi": lambda: transformers.PhiConfig(**SMALL, **LONG),
+    "phi3": lambda: transformers.Phi3Config(**SMALL, **LONG, num_key_value_heads=1),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**SMALL, **LONG),
+    "persimmon": lambda: transformers.PersimmonConfig(**SMALL, **LONG),
+    "opt": lambda: transformers.OPTConfig(
+        **SMALL, bos_token_id=1, eos_token_id=2, ffn_dim=24, max_position_embeddings=40, word_embed_proj_dim=16
+    ),
+    "gptj": lambda: transformers.GPTJConfig(**GPT, n_embd=16, n_layer=4, n_head=2, rotary_dim=4, n_positions=40),
+    "bart": lambda: transformers.BartConfig(
+        **GPT, d_model=16, decoder_layers=4, decoder_attention_heads=2, decoder_ffn_dim=24, pad_token_id=0
+    ),
+    "gpt_bigcode": lambda: transformers.GPTBigCodeConfig(**GPT, n_embd=16, n_layer=4, n_head=2, n_positions=40),
+    "gpt_bigcode by heads": lambda: transformers.GPTBigCodeConfig(**GPT, n_embd=16, n_layer=4, n_head=2, n_positions=40, multi_query=False),
+}
+
+
+@pytest.mark.parametrize("kind", FOLLOWING)
+def test_decoders_of_other_names_are_swapped_too(kind: str) -> None:
+    torch.manual_seed(0)
+    plain = shaken(transformers.AutoModelForCausalLM.from_config(FOLLOWING[kind]()))
+    ids, mask = padded(left=True)
+    how: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    same = copy.deepcopy(plain)
+    if kind != "gptj":  # it reads its q, k and v itself
+        swap(same, "attention", init="attention")
+        assert torch.allclose(states(same, ids, mask), states(plain, ids, mask), atol=1e-5)
+        assert torch.equal(same.generate(ids, **how), plain.generate(ids, **how))
+    model = swap(copy.deepcopy(plain), "hypermixing(heads=2)", layers="every second")
+    assert model.config.tokmix_swap[0]["layers"] == [1, 3], "the cross-attention of a decoder is no layer"
+    alone = torch.cat([states(model, ids[row : row + 1, -n:], mask[row : row + 1, -n:]) for row, n in enumerate((9, 5, 2))])
+    assert kind == "bart" or torch.allclose(states(model, ids, mask), alone, atol=2e-5), "BART counts positions from the first column"
+    assert torch.equal(model.generate(ids, **how), model.generate(ids, use_cache=False, **how))
+    old, new, one = plain.double(), swap(copy.deepcopy(plain).double(), "identity", init="values"), torch.tensor([[7], [9]])
+    assert torch.allclose(new(one, use_cache=False)[0], old(one, use_cache=False)[0], atol=1e-10), "a token that reads itself alone"
+
+
 def test_attention_that_does_more_is_refused() -> None:
     """What stands in ALBERT's place of attention also adds and normalises; Longformer's is given a global mask; GPT-J reads by itself."""
     albert = transformers.AlbertModel(transformers.AlbertConfig(**SMALL, **LONG, embedding_size=16))
     with pytest.raises(ValueError, match="does more than mix tokens"):
         swap(copy.deepcopy(albert), "hypermixing")
+    with pytest.raises(ValueError, match="one attention module; use 'all'"):
+        swap(albert, "linear_attention", init="attention", layers="every second")
     swap(albert, "linear_attention", init="attention")
     longformer = transformers.LongformerModel(transformers.LongformerConfig(**SMALL, **LONG, attention_window=4))
     with pytest.raises(ValueError, match="is given is_global_attn, is_index_global_attn"):
@@ -178,6 +218,9 @@ def test_attention_that_does_more_is_refused() -> None:
     gptj = transformers.GPTJModel(transformers.GPTJConfig(vocab_size=31, n_embd=16, n_layer=2, n_head=2, rotary_dim=4, n_positions=40))
     with pytest.raises(ValueError, match="reads its q, k and v itself"):
         swap(gptj, "linear_attention", init="attention")
+    chunks = transformers.Llama4TextConfig(**SMALL, **LONG, num_key_value_heads=1, num_local_experts=2, attention_chunk_size=8)
+    with pytest.raises(ValueError, match="reads in chunks"):
+        swap(transformers.Llama4ForCausalLM(chunks), "hypermixing")
     capped = transformers.Gemma2Model(transformers.Gemma2Config(**SMALL, **LONG, num_key_value_heads=1, head_dim=8))
     with pytest.raises(ValueError, match=r"changes its scores \(softcap\)"):
         swap(capped, "attention", init="attention")(torch.ones(1, 4, dtype=torch.long))

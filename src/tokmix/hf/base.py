@@ -172,8 +172,8 @@ class TokmixPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """As the parent's; but a folder that lacks weights, holds others, or is damaged is an error, and a model loaded
-        with another head than it was saved with computes the same hidden states."""
+        """As the parent's; but a folder that lacks weights, holds others, or is damaged is an error, unless output_loading_info asks which;
+        and a model loaded with another head than it was saved with computes the same hidden states."""
         path = pretrained_model_name_or_path
         kwargs.setdefault("use_safetensors", True)  # no pickles
         saved = None if path is None else TokmixConfig.from_pretrained(path, **{key: kwargs[key] for key in _WHERE if key in kwargs})
@@ -181,7 +181,9 @@ class TokmixPreTrainedModel(PreTrainedModel):
             loaded: Any = super().from_pretrained(path, *args, output_loading_info=True, **{**kwargs, "ignore_mismatched_sizes": True})
         model, info = loaded
         new_head = saved is None or saved.head != model.config.head
-        _check(path, info, new_head, bool(kwargs.get("ignore_mismatched_sizes", False)))
+        if output_loading_info:
+            _draw(model, info["missing_keys"])
+        _check(path, info, new_head, bool(kwargs.get("ignore_mismatched_sizes", False)), output_loading_info)
         if saved is not None and saved.embedding_std != model.config.embedding_std:
             with torch.no_grad():
                 model.core.embedding.weight.mul_(model.config.embedding_std / saved.embedding_std)
@@ -199,13 +201,22 @@ def _one_line(path: str | Path | None) -> Iterator[None]:
         raise ValueError(f"model folder {str(path)!r} cannot be loaded: {' '.join(str(error).split())}") from error
 
 
-def _check(path: str | Path | None, info: LoadingInfo, new_head: bool, any_shape: bool) -> None:
+@torch.no_grad()
+def _draw(model: TokmixPreTrainedModel, missing: Iterable[str]) -> None:
+    """Draw missing weights as a new model does: transformers leaves parameters of mixers as uninitialised memory."""
+    own, lost = model.state_dict(), [name for name in missing if not name.startswith(HEAD)]
+    new = type(model)(model.config).state_dict() if lost else {}
+    for name in lost:
+        own[name].copy_(new[name])
+
+
+def _check(path: str | Path | None, info: LoadingInfo, new_head: bool, any_shape: bool, told: bool) -> None:
     """A missing weight or one of another shape would stay random, an extra one would be dropped; only a head
-    may be new. any_shape: whoever loads it takes weights of another shape for new ones."""
+    may be new. any_shape: whoever loads it takes weights of another shape for new ones; told: it gets the names of the others."""
     shapes = {name: f"{name} of shape {list(found)} for {list(wanted)}" for name, found, wanted in info["mismatched_keys"]}
     for what, names, free in (
-        ("lacks weights", {name: name for name in info["missing_keys"]}, new_head),
-        ("holds weights of another model", {name: name for name in info["unexpected_keys"]}, new_head),
+        ("lacks weights", {} if told else {name: name for name in info["missing_keys"]}, new_head),
+        ("holds weights of another model", {} if told else {name: name for name in info["unexpected_keys"]}, new_head),
         ("holds weights of another shape", {} if any_shape else shapes, new_head),
     ):
         wrong = [names[name] for name in sorted(names) if not (free and name.startswith(HEAD))]

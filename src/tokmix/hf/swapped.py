@@ -25,7 +25,8 @@ from tokmix.ops.hyper_mlp import relu_of_normalised
 # What a call of attention may give. A mixer follows the first three; it has its own way of telling positions.
 GIVEN = {
     "hidden_states", "attention_mask", "past_key_values", "position_ids", "position_embeddings", "kwargs", "encoder_hidden_states",
-    "encoder_attention_mask", "output_attentions", "use_cache", "alibi", "is_causal", "head_mask",
+    "encoder_attention_mask", "output_attentions", "use_cache", "alibi", "is_causal", "head_mask", "layer_past",
+    "key_value_states",
 }  # fmt: skip
 
 
@@ -55,6 +56,10 @@ class SwappedAttention(nn.Module):
         self.windowed = getattr(old, "sliding_window", getattr(config, "sliding_window", None)) is not None
         self._call, self._last = inspect.signature(type(old).forward), last
         more = sorted(set(self._call.parameters) - GIVEN - {"self"})
+        if getattr(config, "attention_chunk_size", None) is not None:
+            raise ValueError(
+                f"{type(old).__name__} reads in chunks (attention_chunk_size), which a mixer would not; init='attention' keeps it"
+            )
         if more or "hidden_states" not in self._call.parameters or hasattr(old, "LayerNorm") or hasattr(old, "layer_norm"):
             reason = f"is given {', '.join(more)} too" if more else "does more than mix tokens"
             raise ValueError(f"{type(old).__name__} {reason}, which a mixer in its place would lose; init='attention' keeps it")
@@ -63,9 +68,9 @@ class SwappedAttention(nn.Module):
         given = self._call.bind(self, *args, **kwargs).arguments
         given |= given.pop("kwargs", {})
         x: Tensor = given["hidden_states"]
-        if given.get("encoder_hidden_states") is not None:
-            raise ValueError("a swapped layer reads its own tokens alone, not encoder_hidden_states")
-        past = given.get("past_key_values") if self.mixer.causal else None
+        if others := {"encoder_hidden_states", "key_value_states"} & {name for name, value in given.items() if value is not None}:
+            raise ValueError(f"a swapped layer reads its own tokens alone, not {others.pop()}")
+        past = given.get("past_key_values", given.get("layer_past")) if self.mixer.causal else None
         slot = None if past is None else self._slot(past)
         segments = self._segments(given, x, slot is None or not slot.is_initialized)
         if slot is None:

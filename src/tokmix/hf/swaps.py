@@ -24,9 +24,17 @@ from tokmix.hf.masks import LastMask
 from tokmix.hf.swapped import READERS, SwappedAttention, read_by, refuse_continuous_batching
 
 # How the attention modules of transformers call what makes queries, keys and values.
-PROJECTIONS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"), ("c_attn",), ("Wqkv",))
+JOINED = ("c_attn", "Wqkv", "qkv_proj", "query_key_value")
+PROJECTIONS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"), *((name,) for name in JOINED))
 INITS = ("fresh", "values", "attention")
-OUTPUTS = ("out_lin", "o_proj", "out_proj", "c_proj", "Wo")  # what attention modules of transformers call their output, where they own it
+OUTPUTS = (
+    "out_lin",
+    "o_proj",
+    "out_proj",
+    "c_proj",
+    "Wo",
+    "dense",
+)  # what attention modules of transformers call their output, where they own it
 
 
 class Swap(TypedDict):
@@ -79,7 +87,12 @@ def attention_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
         raise ValueError(f"{type(model).__name__} has cross-attention, which swap does not know; it takes encoders and decoders alone")
-    found = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children() if _is_attention(child)]
+    found = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if _is_attention(child) and name != "encoder_attn"  # a decoder of an encoder-decoder keeps it, unused
+    ]
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no attention that swap knows; it knows the shape of BERT, RoBERTa, DistilBERT, ModernBERT, ViT, "
@@ -91,22 +104,25 @@ def attention_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]
 def _is_attention(module: nn.Module) -> bool:
     if isinstance(module, SwappedAttention):
         return True
-    if "Attention" not in type(module).__name__ or "Cross" in type(module).__name__:
+    name = type(module).__name__
+    if "Attention" not in name or any(other in name for other in ("Cross", "Linear", "Lightning")) or not hasattr(module, "config"):
         return False
-    return hasattr(module, "config") and any(all(hasattr(module, name) for name in names) for names in PROJECTIONS)
+    return any(all(hasattr(getattr(module, part, None), "weight") for part in names) for names in PROJECTIONS)
 
 
 def choose(layers: str | Sequence[int], count: int) -> list[int]:
     if isinstance(layers, str):
         if layers == "all":
             return list(range(count))
-        if layers == "every second":
+        if layers == "every second" and count > 1:
             return list(range(1, count, 2))
         if match := re.fullmatch(r"(first|last) (\d+)", layers):
             number = int(match[2])
             if not 1 <= number <= count:
                 raise ValueError(f"layers={layers!r} asks for {number} of {count} layers")
             return list(range(number)) if match[1] == "first" else list(range(count - number, count))
+        if layers == "every second":
+            raise ValueError("layers='every second' finds no second layer: the model has one attention module; use 'all'")
         raise ValueError(
             f"layers={layers!r} should be 'all', 'every second', 'first N', 'last N' or a list of numbers from 0 to {count - 1}"
         )
@@ -186,14 +202,16 @@ def value_map(old: nn.Module, dim: int) -> nn.Linear:
         return made
     unit = torch.eye(dim + 1, dim, device=values.weight.device, dtype=values.weight.dtype)  # the last row is zero
     read = values(unit)
-    if name in ("c_attn", "Wqkv"):
-        read = read.chunk(3, dim=-1)[-1]
-    heads = getattr(old, "head_dim", None)
+    size = getattr(old, "head_dim", getattr(old, "head_size", None))
     wanted = output.weight.shape[0 if name == "c_attn" else 1] if hasattr(output, "weight") else dim
+    if name in JOINED and (name == "query_key_value" or not getattr(old, "multi_query", True)):  # q, k, v of a head, then those of the next
+        read = read.unflatten(-1, (-1, 3, size))[..., 2, :].flatten(-2) if read.shape[-1] == 3 * wanted and size else read
+    elif name in JOINED:  # all of q, all of k, all of v
+        read = read[..., (read.shape[-1] + wanted) // 2 :]
     if read.shape[-1] != wanted:  # several heads read the same values
-        if not isinstance(heads, int) or wanted % read.shape[-1]:
+        if not isinstance(size, int) or wanted % read.shape[-1]:
             raise ValueError(f"init='values' cannot read the value weights of {type(old).__name__}; use init='fresh'")
-        read = read.unflatten(-1, (-1, heads)).repeat_interleave(wanted // read.shape[-1], dim=-2).flatten(-2)
+        read = read.unflatten(-1, (-1, size)).repeat_interleave(wanted // read.shape[-1], dim=-2).flatten(-2)
     full = output(read)
     made.weight.copy_((full[:-1] - full[-1]).T)
     nn.init.zeros_(made.bias).add_(full[-1])
