@@ -87,6 +87,7 @@ def cases(checkout: Path) -> dict[str, type[unittest.TestCase]]:
         "text-generation": hf.TokmixForCausalLM,
         "fill-mask": hf.TokmixForMaskedLM,
         "text-classification": hf.TokmixForSequenceClassification,
+        "zero-shot": hf.TokmixForSequenceClassification,
         "token-classification": hf.TokmixForTokenClassification,
         "question-answering": hf.TokmixForQuestionAnswering,
     }
