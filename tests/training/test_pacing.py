@@ -38,6 +38,15 @@ def data(tmp_path_factory) -> Path:
     return folder / "data"
 
 
+def test_an_evaluation_on_a_gpu_reads_more_rows_at_once(data: Path) -> None:
+    """Steps replay as graphs there, and evaluations do not: they pay for each batch."""
+    work = TrainingTask(TokenFiles(data), Settings.of(None, GIVEN | {"train.tokens": 100, "train.rows": 1000}))
+    host, gpu = World(), World(device=torch.device("cuda"))
+    batches = lambda split, world, shuffle: work.batches(split, world, shuffle=shuffle).steps(0)
+    assert batches("test", host, False) >= 2 and batches("test", gpu, False) == 1
+    assert batches("train", gpu, True) == batches("train", host, True), "training reads what the run was started with"
+
+
 def chosen(out: Path) -> dict:
     return json.loads((out / train.RUN).read_text())["chosen"]
 

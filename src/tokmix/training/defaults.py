@@ -40,6 +40,7 @@ FEWEST = 3  # ... but each row at least this many times
 LEAST = 25_600  # and at least this many in all
 SMALL, WARM_UP = 10_000, 30  # a smaller table of single texts gets this many epochs of warm-up, a tiny one more
 TOKENS = {"cpu": 4096, "cuda": 16_384}  # of a batch, by device; tables are bounded by train.rows first
+UNTRAINED = {"cuda": 8}  # so many times as many rows at once where nothing is kept for a backward pass: fewer, fuller batches
 
 
 def default_tokens(device: str, stream: bool) -> int:

@@ -31,7 +31,7 @@ from tokmix.data.split import holdout, portion
 from tokmix.data.tokens import TokenFiles, TokenSplit
 from tokmix.runs.files import JsonObject
 from tokmix.training import encoder, metrics
-from tokmix.training.defaults import HELD_ROWS, HELD_TOKENS, default_epochs, default_of, default_tokens, default_warm_up
+from tokmix.training.defaults import HELD_ROWS, HELD_TOKENS, UNTRAINED, default_epochs, default_of, default_tokens, default_warm_up
 from tokmix.training.distributed import World
 from tokmix.training.model_shape import model_config
 from tokmix.training.settings import Settings, TrainSettings
@@ -176,6 +176,8 @@ class TrainingTask:
                 data, length=self.config.max_len, tokens=tokens, rows=rows, seed=train.seed, shuffle=shuffle, mask=mask,
                 documents=train.documents, rank=world.rank, world=world.size,
             )  # fmt: skip
+        if not shuffle and self.task in LABELLED:
+            tokens *= UNTRAINED.get(world.device.type, 1)
         return RowBatches(
             data, tokens=tokens, max_rows=train.rows if shuffle else None, rows=rows, seed=train.seed, shuffle=shuffle,
             packed=train.packed, mask=mask, rank=world.rank, world=world.size,
