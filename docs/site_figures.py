@@ -6,7 +6,6 @@ python docs/site_figures.py    writes the README's figure, docs/images/speed.svg
 from __future__ import annotations
 
 import json
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,13 +140,15 @@ FIGURES = (
     Figure(
         "layers", "A layer against length", "bench_layers_eighth_h200", _layers,
         "Time of a layer against the length of a sequence. The time of HyperMixing does not grow, that of attention does.",
-        "A token mixing layer of width 512 in bf16. Every call has the same number of tokens, so longer sequences are fewer. "
-        "HyperMixing then takes no longer. Attention is the fastest of the kernels that torch offers.",
+        "A token mixing layer of width 512 in bf16. Every call has the same number of tokens, in fewer and longer sequences "
+        "from left to right. The time of HyperMixing does not grow with the length. "
+        "Attention is the fastest of the kernels that torch offers.",
     ),
     Figure(
         "train", "Training whole models", "bench_train_h200", _train,
         "Million training tokens a second of whole models against the length of a sequence.",
-        "Whole models, compiled, with each step captured in a CUDA graph. This is the best that the layers allow. `tokmix train` does not reach it.",
+        "Whole models, compiled, with each step captured in a CUDA graph. This is the best that the layers "
+        "allow. `tokmix train` does not reach it.",
     ),
     Figure(
         "decode", "Decoding on a CPU", "bench_decode_models_cpu", _decode,

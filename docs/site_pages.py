@@ -14,10 +14,10 @@ import inspect
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import tokmix
 from tokmix.cli.commands import COMMANDS
 from tokmix.cli.main import command_parser
 
@@ -135,16 +135,19 @@ def benchmarks() -> str:
     parts = [
         "# Benchmarks\n",
         "Each figure is drawn from one measurement, so you can compare the numbers within it. Times of different measurements "
-        "cannot be compared. [Benchmarks](../bench.md) explains how `tokmix bench` measures.\n",
+        "cannot be compared. [How to measure speed](../bench.md) explains how `tokmix bench` measures.\n",
         *write_figures(results, GENERATED / "figures"),
         "## Every measurement\n",
         "| measurement | machine | command | what it is |\n|---|---|---|---|",
     ]
     rows = [
-        f"| {name} | {_cell(one.get('machine'))} | {commands(_cell(one['command'])) if one.get('command') else ''} | {_cell(one.get('note'))} |"
-        for name, one in results.items()
+        f"| {name} | {_cell(one.get('machine'))} | {_command(one, commands)} | {_cell(one.get('note'))} |" for name, one in results.items()
     ]
     return "\n".join([*parts, *rows, ""])
+
+
+def _command(one: dict[str, Any], quoted: Callable[[str], str]) -> str:
+    return quoted(_cell(one["command"])) if one.get("command") else ""
 
 
 def _cell(value: object) -> str:
