@@ -55,6 +55,8 @@ def test_very_many_layers_are_written_at_once() -> None:
         ("hsm*100000", "more than 10000"),
         ("hsm" + "*1" * 2000, "nested too deeply"),
         ("attention(heads=" + "-" * 5000 + "1)", "nested too deeply"),
+        ("hsm," * 10_001, "more than 10000"),
+        ("x" * 10**6, "has 1,000,000 characters"),
     ],
 )
 def test_bad_text_is_named(text: Any, words: str) -> None:

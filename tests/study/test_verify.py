@@ -130,6 +130,15 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_where(monkeypatch, caps
         main(["verify", str(tmp_path), "--debug"])
 
 
+def test_an_error_stays_short_whatever_a_file_says(made, tmp_path, capsys):
+    shutil.copytree(made / "run" / "model", tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"stack": "x" * 300_000}))
+    assert main(["predict", str(tmp_path / "model"), "a b"]) == 1
+    said = capsys.readouterr().err
+    assert "unknown mixer 'xxx" in said and said.endswith("x...\n") and len(said) < 5000 and said.count("\n") == 1
+
+
 @pytest.mark.parametrize(("states", "code"), [(["finished", "not available"], 0), (["finished", "failed"], 1)])
 def test_compare_with_a_failed_run_ends_with_an_error_code(states, code, monkeypatch, tmp_path):
     from tokmix.api import search

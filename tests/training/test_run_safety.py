@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -268,18 +269,39 @@ def test_a_special_token_outside_the_vocabulary_is_an_error(copy):
         model_folder.load(copy / "run")
 
 
-def test_weights_that_are_not_finite_are_an_error(copy):
-    folder = copy / "run" / "model"
+def refilled(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """As `forged`: other weights, and every hash fits."""
     tensors, notes = load_tensors(folder / "model.safetensors")
-    tensors["core.head.bias"][0] = float("nan")
+    change(tensors)
     notes.pop("sha256", None)
     save_tensors(folder / "model.safetensors", tensors, notes)
     known = json.loads((folder / "training.json").read_text())
     known.pop("checksum")
     known["files"]["model.safetensors"] = sha256_file(folder / "model.safetensors")[1]
     (folder / "training.json").write_text(json.dumps(seal(known)))
+
+
+def test_weights_that_are_not_finite_are_an_error(copy):
+    refilled(copy / "run" / "model", lambda tensors: tensors["core.head.bias"].fill_(float("nan")))
     with pytest.raises(Damaged, match=r"core\.head\.bias of model\.safetensors holds numbers that are not finite"):
-        model_folder.load(folder)
+        model_folder.load(copy / "run")
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str)
+def test_weights_of_another_type_are_an_error_and_not_another_prediction(kind, copy):
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["core.head.weight"] = tensors["core.head.weight"].to(kind)
+
+    refilled(copy / "run" / "model", change)
+    with pytest.raises(Damaged, match=rf"core\.head\.weight of model\.safetensors is {kind}, not torch\.float32"):
+        model_folder.load(copy / "run")
+
+
+def test_weights_in_half_precision_are_read(copy, whole):
+    """As other tools save them."""
+    refilled(copy / "run" / "model", lambda tensors: tensors.update({name: one.bfloat16() for name, one in tensors.items()}))
+    found, wanted = model_folder.load(copy / "run").model.state_dict(), model_folder.load(whole / "run").model.state_dict()
+    assert all(torch.equal(found[name], wanted[name].bfloat16().float()) for name in wanted)
 
 
 HUGE = {"choose a smaller model.dim": ["--model.dim", "100000000"], "at most 1,000": ["--stack", "attention*10000"]}

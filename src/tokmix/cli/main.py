@@ -18,6 +18,7 @@ from tokmix.cli.hints import as_options
 from tokmix.core.checks import nearest, printable
 
 DEBUG = "--debug"
+MOST_SAID = 4000  # characters of an error: a name in a file may have millions
 
 
 def entry() -> int:
@@ -90,7 +91,8 @@ def _run(words: list[str]) -> int:
     except Exception as error:
         if debug:
             raise
-        print(printable(f"tokmix {options.command}: {_message(error, options)}"), file=sys.stderr)
+        said = printable(f"tokmix {options.command}: {_message(error, options)}")
+        print(said if len(said) <= MOST_SAID else f"{said[:MOST_SAID]}...", file=sys.stderr)
         return 1
 
 

@@ -11,6 +11,7 @@ import itertools
 from dataclasses import dataclass, field
 
 MOST_LAYERS = 10_000
+MOST_CHARACTERS = 400_000  # longer text, from a file made to harm, would take minutes to read
 SEARCHED = 100  # up to so many layers, all texts are compared for the shortest, which takes cubic time
 
 
@@ -36,10 +37,15 @@ def parse(text: str) -> list[Spec]:
         raise ValueError(f"stack {text!r} should be text, such as 'hsm*3, attention(heads=8)'")
     if not text.strip():
         raise ValueError(f"stack {text!r} is empty; a stack looks like 'hsm*3, attention(heads=8)'")
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"stack {text[:60]!r}... has {len(text):,} characters; at most {MOST_CHARACTERS:,} are read")
     try:
-        return _expand(_tree(text), text)
+        specs = _expand(_tree(text), text)
     except (RecursionError, MemoryError):  # Python raises one of the two if brackets or operators are nested too deeply
         raise ValueError(f"stack {text[:60]!r}... is nested too deeply; a stack looks like 'hsm*3, attention(heads=8)'") from None
+    if len(specs) > MOST_LAYERS:
+        raise ValueError(f"stack {text[:60]!r}... has more than {MOST_LAYERS} layers")
+    return specs
 
 
 def _tree(text: str) -> ast.expr:

@@ -46,6 +46,7 @@ CONFIG_VERSION = 2
 READ = ("config.json", "model.safetensors", "tokenizer.json")  # what loading reads beside the record
 HEADS = {"multilabel": "classify", "rtd": "tag", "embed": "none", "distill": "none"}  # of a model for a task, where it has another name
 HUB = "hub:"  # before the name of a model on the Hugging Face hub
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # types in which weights may be stored
 PREFIX = "core."  # tokmix.hf keeps the core model under this name
 
 
@@ -268,7 +269,11 @@ def _fill(model: Model, path: Path) -> None:
         tensors = expanded(load_tensors(path / "model.safetensors")[0])
     except Damaged as error:
         raise Damaged(str(error) if str(path) in str(error) else f"{path} is damaged: {error}") from None
+    known = model.state_dict()
     for name, tensor in tensors.items():
+        own = known[name.removeprefix(PREFIX)].dtype
+        if tensor.dtype not in (FLOATS if own in FLOATS else (own,)):
+            raise Damaged(f"{path} is damaged: {name} of model.safetensors is {tensor.dtype}, not {own}")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise Damaged(f"{path} is damaged: {name} of model.safetensors holds numbers that are not finite")
     try:
