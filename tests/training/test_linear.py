@@ -18,7 +18,7 @@ import torch  # noqa: E402
 from tests.lab import QUICK, settings, write_scores, write_table  # noqa: E402
 from tokmix.runtime import bag  # noqa: E402
 from tokmix.study.explain.words import attribute  # noqa: E402
-from tokmix.training import evaluate, linear, linear_search, model_folder, predict  # noqa: E402
+from tokmix.training import evaluate, linear, linear_search, metrics, model_folder, predict  # noqa: E402
 from tokmix.training.checkpoint import load_tensors  # noqa: E402
 from tokmix.training.mixture import BAG, BOTH, NETWORK, Mixture, choose  # noqa: E402
 from tokmix.training.train import run  # noqa: E402
@@ -103,6 +103,8 @@ def test_a_network_that_learns_nothing_does_not_answer(tmp_path: Path, capsys: p
     assert shown.index("bag of words: accuracy") < shown.index("parameters; the best"), "the simplest thing is shown first"
     assert "the model answers by the" in shown and "95 % intervals" in shown
     assert record["learned_from"] == {"network": 400, "bag of words": 400}
+    parts = record["data"]["splits"]
+    assert record["baseline"]["rows"] == parts["train"]["rows"] + parts["valid"]["rows"], "the figure is of a bag that knows all but test"
     found = evaluate.figures(model_folder.load(tmp_path / "run"), table)
     assert found["accuracy"] > 0.95 and any(
         "400 of 400 rows (100 %) have a text that the model was trained on" in w for w in found["warnings"]
@@ -114,7 +116,7 @@ def test_a_network_that_learns_nothing_does_not_answer(tmp_path: Path, capsys: p
 def test_without_refit_the_bag_keeps_to_train(tmp_path: Path) -> None:
     more = {"train__steps": 1, "train__baseline": True, "train__refit": False}
     record = run(write_table(tmp_path / "t.csv", 300), tmp_path / "run", settings(**more), quiet=True)
-    assert record["learned_from"]["bag of words"] == record["data"]["splits"]["train"]["rows"] < 300
+    assert record["learned_from"]["bag of words"] == record["data"]["splits"]["train"]["rows"] == record["baseline"]["rows"] < 300
 
 
 def test_the_network_goes_on_with_the_rows_held_out_once_its_figure_is_known(tmp_path: Path) -> None:
@@ -270,6 +272,52 @@ def test_the_border_of_several_labels_is_not_what_settings_are_chosen_by() -> No
     targets = np.array([[1, 0], [1, 1], [0, 0]])
     assert linear_search.quality("multilabel", np.array([[-1.0, -3.0], [-1.2, -1.1], [-2.0, -4.0]]), targets) == 1
     assert linear_search.quality("multilabel", np.array([[-3.0, -1.0], [-3.0, -3.0], [-1.0, -1.0]]), targets) < 0.8
+
+
+def rare_labels(count: int, labels: int = 8) -> tuple[list[str], np.ndarray]:
+    """Labels that are less likely than not even where their word stands."""
+    draw = np.random.default_rng(0)
+    there = draw.random((count, labels)) < 0.2
+    texts = [" ".join(["the", *(f"w{k}" for k in np.flatnonzero(row)), *(f"n{k}" for k in draw.integers(0, 50, 5))]) for row in there]
+    return texts, (draw.random((count, labels)) < np.where(there, 0.4, 0.01)).astype(np.int64)
+
+
+def test_a_bag_gives_labels_by_the_border_that_is_best_and_keeps_it_when_it_is_fitted_again(tmp_path: Path) -> None:
+    texts, targets = rare_labels(1200)
+    found = linear_search.fit("multilabel", texts, targets, 8, np.arange(1200) >= 800)
+    again = linear.fit_kind("multilabel", texts[:800], targets[:800], 8, found.kind)
+    assert found.kind.border < 0 and np.array_equal(again.bias, found.bias)
+    scores, wanted = found.scores(texts[800:]), targets[800:]
+    best, _ = metrics.best_border(scores, wanted)
+    assert metrics.figure("multilabel", scores, wanted) > best - 0.03
+    assert metrics.figure("multilabel", scores + found.kind.border, wanted) < best - 0.1, "LinearSVC's own border"
+
+
+def test_several_labels_are_compared_by_the_border_that_answers() -> None:
+    """No label is likelier than not: by the border of one half, network and bag would be equally bad."""
+    draw = np.random.default_rng(0)
+    logits = draw.normal(-3, 1, (2000, 4))
+    targets = (draw.random((2000, 4)) < 1 / (1 + np.exp(-logits))).astype(np.int64)
+    chosen = choose("multilabel", draw.normal(size=(2000, 4)), logits, targets)
+    assert chosen.by != NETWORK and chosen.held[BAG]["figure"] > chosen.held[NETWORK]["figure"] + 0.05
+    given = chosen.raised(chosen.outputs(np.zeros((2000, 4)), logits))
+    assert metrics.figure("multilabel", given, targets) > 0.9 * metrics.best_border(logits, targets)[0]
+
+
+def test_a_search_without_time_for_everything_tries_the_neighbours_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best of these settings is found by six fits of twenty."""
+    texts, targets = rows(60)
+    search = linear_search._Search("classify", texts, targets, 3, False, None)
+    done: list[linear.Kind] = []
+
+    def score(kind: linear.Kind, *given: object) -> float:
+        done.append(kind)
+        return kind.plain - abs(np.log(kind.C / 10)) - (kind.kind != "svm")
+
+    monkeypatch.setattr(search, "_score", score)
+    search.clock = lambda: float(len(done))
+    search.end, search.seconds = 5.5, 0.0
+    assert search.best([(np.arange(40), np.arange(40, 60))]) == linear.Kind("svm", 10.0, plain=True) and len(done) == 6
 
 
 @pytest.mark.parametrize(("rows", "wrong"), [(12, 0), (400, 400)])

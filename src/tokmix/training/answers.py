@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,26 @@ class Bag:
         return cls(work, baseline.fit_split(work.files, work.kept, held, work.train.balance, limit))
 
     def scores(self, split: str, rows: np.ndarray | None = None) -> np.ndarray:
-        files = self.work.files
-        return self.fitted.scores(baseline.texts_of(files[split], files.tokenizer(), files.card, rows))
+        """Rows of the final split get those of a bag that learned from what was held out too: its settings are chosen."""
+        files, fitted = self.work.files, self.measured if split == self.work.final else self.fitted
+        return fitted.scores(baseline.texts_of(files[split], files.tokenizer(), files.card, rows))
+
+    @property
+    def every(self) -> bool:
+        """Whether the bag that is kept learns from all labelled rows."""
+        return self.work.train.refit and self.work.train.fraction == 1
+
+    @cached_property
+    def measured(self) -> Linear:
+        """What the figure is of: fitted on all labelled rows but those of the figure, unless told not to."""
+        return self._refitted(self.work.final) if self.every else self.fitted
+
+    @cached_property
+    def kept(self) -> Linear:
+        """What a model folder holds: never fitted on a test split that the user gave."""
+        if not self.every or self.work.final not in self.work.card.labelled_splits:
+            return self.measured
+        return self._refitted()
 
     def figures(self, split: str, rows: np.ndarray | None = None) -> dict[str, Any]:
         wanted = self.work.files[split].targets
@@ -79,18 +98,19 @@ class Bag:
         scores = self.scores(self.work.held_split, np.sort(self.work.held))
         return choose(self.work.task, network, scores, targets, self.work.train.balance)
 
-    def refitted(self) -> Linear:
-        """With the same settings on every row that a final model may learn from: never on a test split that the user gave."""
+    def _refitted(self, without: str | None = None) -> Linear:
+        """With the same settings."""
         files, card = self.work.files, self.work.card
         texts: list[linear.Row] = []
         targets = []
         for split in card.labelled_splits:
             wanted = files[split].targets
             assert wanted is not None
-            texts += baseline.texts_of(files[split], files.tokenizer(), card)
-            targets.append(np.asarray(wanted))
+            if split != without:
+                texts += baseline.texts_of(files[split], files.tokenizer(), card)
+                targets.append(np.asarray(wanted))
         found = linear.fit_kind(card.task, texts, np.concatenate(targets), len(card.labels), self.fitted.kind, self.work.train.balance)
-        found.seconds = self.fitted.seconds
+        found.seconds, found.tried = self.fitted.seconds, self.fitted.tried
         return found
 
 
@@ -125,11 +145,6 @@ class RowAnswers:
         self.network: Mapping[str, object] | None = None  # the network's own figures, where it does not answer alone
         self.refitted = 0  # rows that the network learned from in all, where it went on after its figure
         self.bag = self._fit(say) if work.train.baseline and world.first else None
-
-    @property
-    def every(self) -> bool:
-        """Whether the bag that is kept learns from all labelled rows."""
-        return self.work.train.refit and self.work.train.fraction == 1
 
     def _fit(self, say: Callable[[str], None]) -> Bag | None:
         work = self.work
@@ -174,7 +189,7 @@ class RowAnswers:
         """The bag's own figures, as a record."""
         if self.bag is None:
             return None
-        found, one = self.bag.figures(split), self.bag.fitted
+        found, one = self.bag.figures(split), self.bag.measured
         told = {"kind": str(one.kind), "features": one.features, "rows": one.rows, "seconds": one.seconds, "tried": one.tried}
         return {name: value for name, value in found.items() if isinstance(value, float)} | told | {"intervals": found["intervals"]}
 
@@ -182,16 +197,15 @@ class RowAnswers:
         work = self.work
         learned = {"network": self.refitted or (len(work.files["train"]) if work.kept is None else len(work.kept))}
         if self.mixture.by != NETWORK and self.bag is not None:
-            whole = sum(work.card.splits[name].rows for name in work.card.labelled_splits)
-            learned["bag of words"] = linear.rows_fitted(whole, len(work.card.labels)) if self.every else self.bag.fitted.rows
+            learned["bag of words"] = self.bag.kept.rows
         return {"answers": self.mixture.record(), "network_figures": self.network, "learned_from": learned}
 
     def write(self, folder: Path) -> None:
         """What a model folder holds beside the network: the bag of words where it answers, and the hashes of what was trained on."""
         answering = self.bag is not None and self.mixture.by != NETWORK
         if answering and self.bag is not None:
-            (self.bag.refitted() if self.every else self.bag.fitted).save(folder)
-        save_keys(folder, self.work, every=bool(self.refitted) or (answering and self.every))
+            self.bag.kept.save(folder)
+        save_keys(folder, self.work, every=bool(self.refitted) or (answering and self.bag is not None and self.bag.every))
 
 
 def beside(figures: dict[str, Any], name: str) -> str:

@@ -49,12 +49,14 @@ def available() -> bool:
 
 @dataclass(frozen=True)
 class Kind:
-    """What is fitted: svm (squared hinge loss), logistic or ridge; C: the weight of the data against the penalty."""
+    """What is fitted: svm (squared hinge loss), logistic or ridge; C: the weight of the data against the penalty; border: the score above
+    which a label of multilabel is given."""
 
     kind: str
     C: float
     characters: bool = False
     plain: bool = False
+    border: float = field(default=0.0, compare=False)
 
     def __str__(self) -> str:
         name = {"svm": "linear SVM", "logistic": "logistic regression", "ridge": "ridge regression"}[self.kind]
@@ -259,4 +261,4 @@ def fit_kind(task: str, rows: Sequence[Row], targets: np.ndarray, classes: int, 
         rows, targets = [rows[i] for i in part], targets[part]
     made, matrix = Features.fit(rows, kind.characters, kind.plain)
     weights, bias = solve(kind, matrix, targets, classes, balance)
-    return Linear(task, kind, made, weights, bias, rows=len(rows))
+    return Linear(task, kind, made, weights, bias - np.float32(kind.border), rows=len(rows))

@@ -6,6 +6,7 @@ one gets the rows that are held out.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -34,8 +35,7 @@ def quality(task: str, scores: np.ndarray, targets: np.ndarray, balance: bool = 
     if task == "regress":
         return 1 - float(((scores - targets) ** 2).mean() / max(float(targets.var()), 1e-12))
     if task == "multilabel":
-        hits = np.cumsum(targets.ravel()[np.argsort(-scores, axis=None, kind="stable")], dtype=np.int64)
-        return float((2 * hits / (np.arange(1, len(hits) + 1) + max(hits[-1], 1))).max())
+        return metrics.best_border(scores, targets)[0]
     return metrics.figure(task, scores, targets, balance)
 
 
@@ -81,12 +81,19 @@ class _Search:
         self.end = self.clock() + self.seconds
         self.pair = bool(rows) and not isinstance(rows[0], str)
         self.tried: list[Tried] = []
+        self.borders: dict[Kind, list[float]] = {}  # of multilabel, fold by fold
 
     def best(self, folds: Sequence[Fold]) -> Kind:
-        kinds = [Kind(name, C) for name, grid in GRID.items() for C in grid if _applies(name, self.task, self.classes)]
+        kinds = [
+            Kind(name, C, plain=plain)
+            for name, grid in GRID.items()
+            if _applies(name, self.task, self.classes)
+            for C in grid
+            for plain in ((False,) if self.pair else (False, True))  # with and without punctuation
+        ]
         found: list[Scores] = []
         for fold in folds:
-            scores = self._words(fold, kinds, first=not found)
+            scores = self._words(fold, list(found[0]) if found else kinds, first=not found)
             if scores is None:  # no time for a whole one
                 break
             found.append(scores)
@@ -100,19 +107,22 @@ class _Search:
         self.tried = [
             {"kind": one.kind, "C": one.C, "characters": one.characters, "plain": one.plain, "score": score} for one, score in means.items()
         ]
-        return max(means, key=lambda kind: means[kind])
+        best = max(means, key=lambda kind: means[kind])
+        return replace(best, border=float(np.mean(self.borders[best]))) if self.borders else best
 
     def _words(self, fold: Fold, kinds: Sequence[Kind], first: bool) -> Scores | None:
-        """Every kind with and without punctuation; of the first fold what there is time for."""
-        scores: Scores = {}
+        """Every kind; of the first fold what there is time for, the neighbours of the best one first."""
+        scores, left = Scores(), list(kinds)
         shown, others = ([self.rows[i] for i in part] for part in fold)
-        for plain in (False,) if self.pair else (False, True):
-            made, matrix = Features.fit(shown, False, plain)
-            other = made(others)
-            for kind in kinds:
-                if scores and self.clock() > self.end:
-                    return scores if first else None
-                scores[replace(kind, plain=plain)] = self._score(kind, fold, matrix, other)
+        fitted = {plain: Features.fit(shown, False, plain) for plain in sorted({kind.plain for kind in kinds})}
+        made = {plain: (matrix, features(others)) for plain, (features, matrix) in fitted.items()}
+        while left:
+            if scores and self.clock() > self.end:
+                return scores if first else None
+            best = max(scores, key=lambda kind: scores[kind]) if len(scores) > 1 else None
+            kind = left[0] if best is None else min(left, key=lambda one: _distance(one, best))
+            left.remove(kind)
+            scores[kind] = self._score(kind, fold, *made[kind.plain])
         return scores
 
     def _characters(self, folds: Sequence[Fold], found: Sequence[Scores], means: Scores) -> Scores:
@@ -128,14 +138,20 @@ class _Search:
                 more, wider = made.with_characters([pair_text(row) for row in shown], matrix)
                 other = more(others)
                 for kind in (one for one in best if one.plain == plain and more is not made):
-                    gains[kind].append(self._score(kind, fold, wider, other) - known[kind])
+                    gains[kind].append(self._score(replace(kind, characters=True), fold, wider, other) - known[kind])
         return {replace(kind, characters=True): means[kind] + float(np.mean(some)) for kind, some in gains.items() if some}
 
     def _score(self, kind: Kind, fold: Fold, matrix: object, other: object) -> float:
         kept, held = fold
         weights, bias = solve(kind, matrix, self.targets[kept], self.classes, self.balance)
         scores = np.asarray(other @ weights.T + bias)
+        if self.task == "multilabel":
+            self.borders.setdefault(kind, []).append(metrics.best_border(scores, self.targets[held])[1])
         return quality(self.task, scores[:, 0] if self.task == "regress" else scores, self.targets[held], self.balance)
+
+
+def _distance(one: Kind, other: Kind) -> tuple[bool, bool, float]:
+    return one.plain != other.plain, one.kind != other.kind, abs(math.log(one.C / other.C))
 
 
 def _letters(rows: Sequence[Row]) -> int:

@@ -3,8 +3,8 @@
 The sum is network * a + bag * b + c, with a, b >= 0 and c fitted on the held-out rows by the task's own loss: two or three numbers, a
 convex problem. A probability of the sum is then calibrated on those rows too.
 
-The three are compared by outputs for rows that a, b and c were not fitted on (five parts). Few rows tell figures apart badly, so it is
-the sum, which errs less, unless one of the others is ahead of it by more than a standard error.
+The three are compared by outputs for rows that a, b, c and the border of labels were not fitted on (five parts). Few rows tell figures
+apart badly, so it is the sum, which errs less, unless one of the others is ahead of it by more than a standard error.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def choose(task: str, network: np.ndarray, bag: np.ndarray, targets: np.ndarray,
     for part in (parts == one for one in range(PARTS)) if len(targets) >= 2 * PARTS else [np.ones(len(targets), dtype=bool)]:
         rows = part if part.all() else ~part
         for name, weights in _sums(task, network[rows], bag[rows], targets[rows]).items():
-            fair[name][part] = _sum(weights, network[part], bag[part])
+            border = metrics.best_border(_sum(weights, network[rows], bag[rows]), targets[rows])[1] if task == "multilabel" else 0.0
+            fair[name][part] = _sum(weights, network[part], bag[part]) - border
     held = {name: metrics.with_interval(task, fair[name], targets, balance) for name in (NETWORK, BAG, BOTH)}
     best = max(fair, key=lambda name: held[name]["figure"])
     if _as_good(task, fair[BOTH], fair[best], targets, balance):
@@ -98,10 +99,7 @@ def _as_good(task: str, outputs: np.ndarray, best: np.ndarray, targets: np.ndarr
 def thresholds(logits: np.ndarray, targets: np.ndarray) -> list[float]:
     """The probability from which each label is given: one for all that has the best micro-F1 on these rows. One a label would fit
     their noise, as most labels are rare."""
-    chances = 1 / (1 + np.exp(-np.clip(logits, -30, 30)))
-    shares = np.linspace(0.05, 0.95, 37)
-    f1 = [2 * (targets * (chances >= share)).sum() / max((chances >= share).sum() + targets.sum(), 1) for share in shares]
-    return [float(shares[int(np.argmax(f1))])] * logits.shape[1]
+    return [float(1 / (1 + np.exp(-metrics.best_border(logits, targets)[1])))] * logits.shape[1]
 
 
 def _loss(task: str, outputs: np.ndarray, targets: np.ndarray) -> float:
