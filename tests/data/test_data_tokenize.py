@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -101,6 +102,60 @@ def test_a_long_text_does_not_leak_its_cut_into_the_saved_tokenizer(tmp_path):
     Encoder(tokenizer, 8).rows([("the cat " * 20,)])
     tokenizer.save(str(tmp_path / "t.json"))
     assert load_tokenizer(tmp_path / "t.json").truncation is None
+
+
+def hostile(path: Path, **changes: object) -> Path:
+    """A tokenizer.json in which a part is another one."""
+    tokenizer = train("wordpiece")
+    make_ready(tokenizer, "classify")
+    known = json.loads(tokenizer.to_str())
+    known["model"] |= changes.pop("model", {})
+    path.write_text(json.dumps(known | changes))
+    return path
+
+
+def longer(times: int) -> dict[str, object]:
+    return {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * times}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"normalizer": {"type": "Sequence", "normalizers": [longer(1000)] * 3}}, "texts up to 1,000,000,000 times as long"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [longer(11)] * 2}]}}, "up to 121 times"),
+        ({"model": {"max_input_chars_per_word": 2**40}}, "splits words of more than 1,000 characters"),
+    ],
+)
+def test_a_tokenizer_made_to_harm_is_refused(changes, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        load_tokenizer(hostile(tmp_path / "t.json", **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}}, "retry-limit"),
+        ({"model": {"unk_token": "nowhere"}}, "Missing"),
+    ],
+)
+def test_a_text_that_a_tokenizer_breaks_at_is_an_error(changes, words, tmp_path):
+    """Also where its library panics, which is no Exception."""
+    tokenizer = load_tokenizer(hostile(tmp_path / "t.json", **changes))
+    with pytest.raises(ValueError, match=f"the tokenizer cannot read a text: .*{words}"):
+        Encoder(tokenizer, 16).rows([("a" * 2000 + "!\u2603",)])
+
+
+def test_a_template_longer_than_a_row_is_refused(tmp_path):
+    """Of single texts and of pairs."""
+    many = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}] * 40
+    template = {
+        "type": "TemplateProcessing",
+        "single": many,
+        "pair": [],
+        "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [1], "tokens": ["x"]}},
+    }
+    with pytest.raises(ValueError, match="max_len=16"):
+        Encoder(load_tokenizer(hostile(tmp_path / "t.json", post_processor=template)), 16)
 
 
 def test_presets_of_a_taken_tokenizer_are_turned_off(tmp_path):

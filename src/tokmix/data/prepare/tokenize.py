@@ -11,6 +11,8 @@ Text that spells a special token stays text: a review that says "[SEP]" must not
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,9 +22,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tokmix.core.checks import at_least, nearest
 from tokmix.core.optional import need, np
+from tokmix.runs.files import JsonObject
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
     from tokenizers.models import WordPiece
     from tokenizers.normalizers import BertNormalizer
     from tokenizers.processors import PostProcessor
@@ -46,6 +49,7 @@ NEEDED = {
     "mlm": ("pad", "cls", "sep", "mask", "eot"),
     "lm": ("eot",),
 }
+MOST_GROWTH, MOST_WORD = 100, 1000  # of tokenizers that are read: characters for one of a text, and of a word that is split
 _ALPHABET = 1000  # distinct characters a wordpiece vocabulary keeps
 _LONG = re.compile(r"\S{1000}|\s{1000}")
 
@@ -155,9 +159,25 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         tokenizer = _tokenizers().Tokenizer.from_file(str(path))
     except Exception as error:
         raise ValueError(f"{path} is not a tokenizer.json: {' '.join(str(error).split())}") from None
+    _check_bounded(tokenizer, path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _check_bounded(tokenizer: Tokenizer, path: Path) -> None:
+    """A file made to harm could make a text a billion times as long, or compare the parts of a word for hours."""
+    growth = 1 if tokenizer.normalizer is None else _growth(json.loads(tokenizer.normalizer.__getstate__()))
+    if growth > MOST_GROWTH:
+        raise ValueError(f"{path} makes texts up to {growth:,} times as long; at most {MOST_GROWTH} times is read")
+    if getattr(tokenizer.model, "max_input_chars_per_word", 0) > MOST_WORD:
+        raise ValueError(f"{path} splits words of more than {MOST_WORD:,} characters, which takes hours")
+
+
+def _growth(normalizer: JsonObject) -> int:
+    """How many times as long its replacements may make a text."""
+    own = len(normalizer["content"]) if normalizer["type"] == "Replace" else 1
+    return max(own, 1) * math.prod(map(_growth, normalizer.get("normalizers", ())))
 
 
 def begun(tokenizer: Tokenizer, eot: int) -> Tokenizer:
@@ -228,20 +248,28 @@ class Encoder:
         self.bytes = _is_bytes(tokenizer)
         self.max_len = max_len
         if max_len is not None:
-            at_least("max_len", max_len, tokenizer.num_special_tokens_to_add(True) + 1)
+            at_least("max_len", max_len, max(map(tokenizer.num_special_tokens_to_add, (False, True))) + 1)
             self.tokenizer.enable_truncation(max_len, strategy="longest_first")
 
     def rows(self, texts: Sequence[tuple[str, ...]]) -> tuple[list[np.ndarray], list[int]]:
         """-> (ids of each row, which rows were cut)"""
         given = [row[0] if len(row) == 1 else row for row in texts]
-        encoded = self.tokenizer.encode_batch_fast(given)
+        encoded = self._encode(given)
         return [np.asarray(row.ids, dtype=np.uint32) for row in encoded], [i for i, row in enumerate(encoded) if row.overflowing]
 
     def documents(self, texts: Sequence[str]) -> list[np.ndarray]:
         assert self.max_len is None, "documents are not cut"
         if self.bytes:  # the same ids, without the detour
             return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint32) for text in texts]
-        return [np.asarray(row.ids, dtype=np.uint32) for row in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [np.asarray(row.ids, dtype=np.uint32) for row in self._encode(texts, add_special_tokens=False)]
+
+    def _encode(self, texts: Sequence[str | tuple[str, ...]], add_special_tokens: bool = True) -> list[Encoding]:
+        try:
+            return self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except (MemoryError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in the library's Rust is no Exception
+            raise ValueError(f"the tokenizer cannot read a text: {' '.join(str(error).split())[:300]}") from None
 
 
 def _is_bytes(tokenizer: Tokenizer) -> bool:
