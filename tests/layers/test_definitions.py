@@ -258,6 +258,19 @@ def test_attention_takes_any_scale(scale: float, causal: bool) -> None:
         close(mixer(x[None])[0, t], mixer.out(weights / weights.sum() @ v[seen]))
 
 
+def test_attention_with_normalised_queries_and_keys() -> None:
+    """From the definition, head by head: scores do not change with the size of a token's query or key."""
+    mixer, x = made("attention", causal=True, heads=3, qk_norm=True), tokens(7, 12)
+    with torch.no_grad():
+        for gain in (mixer.q_gain, mixer.k_gain):
+            gain.uniform_(0.5, 2)
+    q, k, v = (part(x).view(7, 3, 4).transpose(0, 1) for part in (mixer.q, mixer.k, mixer.v))
+    unit = lambda part, gain: gain * part / (part.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    scores = unit(q, mixer.q_gain) @ unit(k, mixer.k_gain).mT / 4**0.5
+    weights = scores.masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf).softmax(-1)
+    close(mixer(x[None])[0], mixer.out((weights @ v).transpose(0, 1).flatten(1)))
+
+
 def test_long_sequences_of_linear_attention_in_float16() -> None:
     torch.manual_seed(0)
     mixer, x = tokmix.create("linear_attention", 128, causal=False, max_len=64, heads=2).half(), torch.randn(1, 4096, 128).half()

@@ -38,6 +38,7 @@ class Attention(KeyValueMixer):
     conv         causal only: a short convolution of this many tokens before keys and values; 0 = off
     conv_init    delta: the convolutions start as the identity; normal: with small random weights
     scale        of the scores (default: one over the root of the head's width)
+    qk_norm      an RMS norm of the queries and the keys of each head
     """
 
     modes = frozenset({"bidirectional", "causal", "cross", "padded", "packed", "step"})
@@ -57,8 +58,12 @@ class Attention(KeyValueMixer):
         conv: int = 0,
         conv_init: Init = "delta",
         scale: float | None = None,
+        qk_norm: bool = False,
     ):
-        super().__init__(dim, causal, max_len, layer, heads=heads, bias=bias, rotary=rotary, window=window, conv=conv, conv_init=conv_init)
+        super().__init__(
+            dim, causal, max_len, layer, heads=heads, bias=bias, rotary=rotary, window=window, conv=conv, conv_init=conv_init,
+            qk_norm=qk_norm,
+        )  # fmt: skip
         self.scale = scale
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool) -> Tensor:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokmix.core import checks, positions
-from tokmix.core.mixer import Cost, PreparedStep, State, in_place
+from tokmix.core.mixer import NORM, Cost, PreparedStep, State, in_place
 from tokmix.core.product import product
 from tokmix.core.rowmixer import RowMixer
 from tokmix.core.segments import Rows
@@ -37,11 +38,12 @@ def visible(query_at: Tensor, keys: int, causal: bool, window: int | None, key_r
 
 
 class KeyValueMixer(RowMixer):
-    """A subclass writes `read` (and `cost`). window: number of tokens that a token sees, itself included."""
+    """A subclass writes `read` (and `cost`). window: number of tokens that a token sees, itself included. qk_norm: queries and keys get an
+    RMS norm for each head before they are rotated."""
 
     def __init__(
         self, dim: int, causal: bool, max_len: int, layer: int, *,
-        heads: int, bias: bool, rotary: bool, window: int | None, conv: int, conv_init: Init,
+        heads: int, bias: bool, rotary: bool, window: int | None, conv: int, conv_init: Init, qk_norm: bool = False,
     ):  # fmt: skip
         super().__init__(dim, causal=causal, max_len=max_len, layer=layer)
         checks.divides("heads", heads, "dim", dim)
@@ -54,6 +56,9 @@ class KeyValueMixer(RowMixer):
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=bias) for _ in range(4))
         if conv:
             self.conv_k, self.conv_v = (ShortConv(dim, conv, conv_init) for _ in range(2))
+        self.qk_norm = qk_norm
+        if qk_norm:
+            self.q_gain, self.k_gain = (nn.Parameter(torch.ones(dim // heads)) for _ in range(2))
 
     @abstractmethod
     def read(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool) -> Tensor:
@@ -64,6 +69,8 @@ class KeyValueMixer(RowMixer):
         if self.conv:
             keys, values = self.conv_k(keys, before), self.conv_v(values, before)
         q, k, v = (split_heads(p, self.heads) for p in (self.q(x), self.k(keys), self.v(values)))
+        if self.qk_norm:
+            q, k = (F.rms_norm(p, p.shape[-1:], w.to(p.dtype), 1e-6).to(v.dtype) for p, w in ((q, self.q_gain), (k, self.k_gain)))
         if self.rotary:
             turned = positions.turns(query_at, q.shape[-1], q.dtype)
             q = rotate(q, turned)
@@ -110,7 +117,7 @@ class KeyValueMixer(RowMixer):
 
     def prepared_step(self) -> PreparedStep | None:
         qkv, out = product(self.q, self.k, self.v), product(self.out)
-        if qkv is None or out is None or self.window is not None or self.conv:
+        if qkv is None or out is None or self.window is not None or self.conv or self.qk_norm:
             return None
 
         def step(x: Tensor, state: State, position: int) -> tuple[Tensor, State]:
@@ -143,7 +150,7 @@ class KeyValueMixer(RowMixer):
     def _cost(self, length: int, per_score: int) -> Cost:
         """per_score: operations of the activation for one score."""
         projections, scores = 8 * length * self.dim**2, 4 * length**2 * self.dim
-        pointwise = per_score * self.heads * length**2 + 4 * self.conv * length * self.dim
+        pointwise = per_score * self.heads * length**2 + (4 * self.conv + 2 * NORM * self.qk_norm) * length * self.dim
         causal = projections + (scores * (length + 1) // (2 * length) if self.causal and length else scores)
         return Cost(projections + scores, pointwise, self._state_size(length), causal)
 
