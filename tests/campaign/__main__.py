@@ -51,13 +51,16 @@ class Results:
         self.seconds: dict[str, float] = {}  # by part, of all its units
         if path is not None and path.is_file():
             known = read_json(path)
-            if all(known.get(name) == facts[name] for name in ("seed", "counts")):
+            if known.get("seed") == facts["seed"]:
                 self.done, self.commits, self.seconds = known["done"], known["commits"], known["seconds"]
                 self.tallies = {one["name"]: Tally(**one) for one in known["tallies"]}
+                for part in {*facts["counts"], *known["counts"]}:
+                    if facts["counts"].get(part) != known["counts"].get(part):
+                        self.forget(part)
 
-    def forget(self, part: str, names: Sequence[str]) -> None:
+    def forget(self, part: str) -> None:
         self.done = [unit for unit in self.done if unit.rpartition("-")[0] != part]
-        self.tallies = {name: one for name, one in self.tallies.items() if name not in names}
+        self.tallies = {name: one for name, one in self.tallies.items() if one.part != part}
         self.commits.pop(part, None)
         self.seconds.pop(part, None)
 
@@ -81,9 +84,11 @@ def units(counts: dict[str, int], parts: Sequence[str]) -> list[tuple[str, int, 
     return found
 
 
-def campaign(folder: Path, todo: list[tuple[str, int, int]], seed: int, jobs: int, results: Results, commit: str) -> None:
+def campaign(
+    folder: Path, todo: list[tuple[str, int, int]], seed: int, jobs: int, results: Results, commit: str, only: Sequence[str] | None
+) -> None:
     print("what they come to without faults:", flush=True)
-    references = References(folder)
+    references = References(folder, only)
     references.make({part for part, _, _ in todo})
     gc.freeze()
     running: dict[int, tuple[Child, str, int, float, Path]] = {}
@@ -115,6 +120,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="default: that of --out, else the time")
     parser.add_argument("--jobs", type=int, default=cores(), help="units side by side; default: one a core")
     parser.add_argument("--parts", default=",".join(FULL), help=f"of {', '.join(FULL)}; default: all")
+    parser.add_argument("--programs", default=None, help="only these, such as 'train,prepare', for a look at one; default: all")
     parser.add_argument("--again", action="store_true", help="forget what --out has of these parts")
     parser.add_argument("--out", type=Path, default=None, help="where the counts go, as JSON; the same command goes on with it")
     for name, count in FULL.items():
@@ -123,6 +129,9 @@ def main() -> int:
     usual = SHORT if asked.short else FULL
     counts = {name: usual[name] if getattr(asked, name) is None else getattr(asked, name) for name in FULL}
     parts = asked.parts.split(",")
+    only = None if asked.programs is None else asked.programs.split(",")
+    if only is not None and asked.out is not None:
+        parser.error("--out keeps the counts of all programs: leave --programs out")
     if unknown := [part for part in parts if part not in FULL]:
         parser.error(f"no part {unknown[0]!r}; there are {', '.join(FULL)}")
     known = json.loads(asked.out.read_text()) if asked.out and asked.out.is_file() else {}
@@ -135,12 +144,12 @@ def main() -> int:
     results = Results(asked.out, {"kind": kind, "seed": seed, "counts": counts, "machine": here})
     if asked.again:
         for part in parts:
-            results.forget(part, [name for name, one in results.tallies.items() if one.part == part])
+            results.forget(part)
     todo = [unit for unit in units(counts, parts) if f"{unit[0]}-{unit[1]}" not in results.done]
     print(f"seed {seed}, {counts}; {len(todo)} units to do, {len(results.done)} done", flush=True)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip() or "unknown"
     with tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True) as folder:
-        campaign(Path(folder), todo, seed, asked.jobs, results, commit)
+        campaign(Path(folder), todo, seed, asked.jobs, results, commit, only)
     for tally in results.tallies.values():
         print(tally.line())
     wrong = sum(tally.wrong for tally in results.tallies.values())

@@ -95,8 +95,8 @@ TEXTS = ["a fine day", "the road was dull and cold"]
 READ = {"model folder": predict, "exported folder": answer}
 # Kinds of folders: how often, and whose they are.
 KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "model folder": (5, ("train", BAG)), "run to go on with": (4, ("train", "distill", "transfer")), "exported folder": (2, ("export",)),
-    "tune": (1, ("tune",)), "compare": (1, ("compare",)),
+    "model folder": (5, ("train", BAG)), "exported folder": (2, ("export",)), "tune": (1, ("tune",)), "compare": (1, ("compare",)),
+    "run to go on with": (4, ("train", "train with a warm-up", "embed-train", "distill", "transfer")),
 }  # fmt: skip
 
 
@@ -214,5 +214,6 @@ def hostile(folder: Path, whole: Path) -> Tally:
         child = start(folder / "e", look)
         code_ = child.wait(HANG)
         note = f"hostile {number}: exit {code_}, code ran: {mark.exists()}: {child.said()[-200:]}"
-        tally.add("wrong" if mark.exists() else verdict(code_, child.said(), True), note)  # exit 0: the change bears on no weight
+        full = "allocate" in child.said()  # only the limit of memory ended it
+        tally.add("wrong" if full or mark.exists() else verdict(code_, child.said(), True), note)  # exit 0: the change bears on no weight
     return tally

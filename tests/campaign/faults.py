@@ -18,6 +18,27 @@ from typing import Any
 OPERATIONS = ("fsync", "replace", "rename", "unlink", "mkdir")
 
 
+def count_operations(note: Path) -> None:
+    """At the end of this process, the number of its file operations is written to a file."""
+    count, end = 0, os._exit
+
+    def watched(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal count
+            count += 1
+            return real(*given, **named)
+
+        return call
+
+    def ended(code: int) -> None:
+        note.write_text(str(count))
+        end(code)
+
+    for name in OPERATIONS:
+        setattr(os, name, watched(getattr(os, name)))
+    os._exit = ended  # type: ignore[assignment]
+
+
 def end_at(k: int) -> None:
     """SIGKILL at the k-th file operation of this process, before or after it."""
     count = 0
@@ -107,14 +128,15 @@ class CheckpointFault:
 
 
 class PowerCut:
-    """Watches what was synced. At the k-th operation the power is cut: files keep what they had at their last fsync, or a part of the
-    rest, or zeros in its place; renames and removals whose folder was not synced are undone from some point on."""
+    """Watches what was synced. At the k-th operation, or when the process has ended, the power is cut: files keep what they had at their
+    last fsync, or a part of the rest, or zeros in its place; renames and removals whose folder was not synced are undone from some point
+    on."""
 
     def __init__(self, root: Path, k: int, seed: int):
         self.root, self.k, self.draw, self.count = root, k, random.Random(seed), 0
         self.synced: dict[int, bytes] = {}  # inode -> content on the disk
         self.undo: list[tuple[set[str], Callable[[], None]]] = []  # (folders whose sync makes it last, how to take it back)
-        self.real = {name: getattr(os, name) for name in OPERATIONS}
+        self.real, self.end = {name: getattr(os, name) for name in OPERATIONS}, os._exit
         self.lock = threading.RLock()  # checkpoints are written by a thread
         for path in root.rglob("*"):
             if path.is_file():
@@ -123,13 +145,20 @@ class PowerCut:
     def arm(self) -> None:
         for name in OPERATIONS:
             setattr(os, name, self._watched(name))
+        os._exit = self._ended  # type: ignore[assignment]
+
+    def _ended(self, code: int) -> None:
+        with self.lock:
+            self.lose()
+        self.end(code)
 
     def _watched(self, name: str) -> Callable[..., Any]:
         def call(*given: Any, **named: Any) -> Any:
             with self.lock:
                 self.count += 1
                 if self.count >= self.k:
-                    self.cut()
+                    self.lose()
+                    os.kill(os.getpid(), signal.SIGKILL)
                 if named.get("dir_fd") is None:
                     getattr(self, f"_{name}")(*given)
                 return self.real[name](*given, **named)
@@ -173,7 +202,7 @@ class PowerCut:
     def _mkdir(self, *given: Any) -> None:
         pass
 
-    def cut(self) -> None:
+    def lose(self) -> None:
         for path in self.root.rglob("*"):
             if path.is_file() and not path.is_symlink():
                 now, kept = path.read_bytes(), self.synced.get(path.stat().st_ino, b"")
@@ -182,7 +211,6 @@ class PowerCut:
         last = self.draw.randint(0, len(self.undo))
         for _, back in reversed(self.undo[last:]):
             back()
-        os.kill(os.getpid(), signal.SIGKILL)
 
     def _after(self, now: bytes, kept: bytes) -> bytes:
         part = now[: self.draw.randint(min(len(kept), len(now)), len(now))]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from pathlib import Path
 
 from tests.comparison import Here
 from tests.lab import REST, write_table, write_text
+from tests.training.test_contrast import write_pairs
 from tokmix.cli.main import main
 from tokmix.runs import pool
+from tokmix.training.report import read_log
 
 SMALL = [
     "--model.dim", "16", "--train.rows", "16", "--train.steps", "12", "--train.save_steps", "2", "--train.evaluations", "3",
@@ -52,6 +55,11 @@ def digest(*paths: Path) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
 
+def tree(folder: Path) -> str:
+    """Of the names and contents of all files."""
+    return json.dumps({str(path.relative_to(folder)): digest(path) for path in sorted(folder.rglob("*")) if path.is_file()})
+
+
 @dataclass(frozen=True)
 class Program:
     name: str
@@ -59,6 +67,8 @@ class Program:
     result: Callable[[Path], str]  # a fingerprint of what it came to
     ranks: int = 1
     runs: int = 1  # that train side by side, in the process of the command itself: the fault strikes all of them
+    once: bool = False  # what it writes is whole or not there, and it refuses to write it again
+    of: str | None = None  # the program whose folder it reads
 
     def run(self, out: Path, rank: int = 0, port: int = 0, more: tuple[str, ...] = ()) -> int:
         if self.ranks > 1:
@@ -75,32 +85,49 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
+def losses(out: Path) -> list[float]:
+    """Of every step in the logs: none is missing, and none is there twice."""
+    logs = [read_log(path)[0] for path in sorted(out.rglob("log.jsonl"))]
+    return [value for entries in logs for entry in entries for value in entry.get("losses", [])]
+
+
+def weights(out: Path) -> str:
+    return json.dumps([digest(out / "model" / "model.safetensors"), losses(out)])
+
+
+def answers(out: Path) -> str:
+    return digest(*(out / "model" / name for name in ("model.safetensors", "linear.safetensors")))
+
+
+def all_weights(out: Path) -> str:
+    return digest(*sorted(out.glob("*/*/model/model.safetensors")))
+
+
+def trials(out: Path) -> str:
+    known = json.loads((out / "tune.json").read_text())["trials"]
+    return json.dumps([all_weights(out), *([one["number"], one["parameters"], one["score"]] for one in known)])
+
+
+def table_of(out: Path) -> str:
+    known = json.loads((out / "compare.json").read_text())["runs"]
+    return json.dumps([all_weights(out), *([one["entry"], one["seed"], one["score"]] for one in known)])
+
+
+def page(out: Path) -> str:
+    """Without the time at which it was made."""
+    return re.sub(r" on \d{4}-\d\d-\d\d \d\d:\d\d UTC", "", (out / "report.html").read_text())
+
+
 def programs(folder: Path) -> list[Program]:
     table, text = write_table(folder / "t.csv", 100), write_text(folder / "text", 30)
-    teacher, lines = write_teacher(folder / "teacher"), write_lines(folder / "lines.csv")
+    teacher, lines, pairs = write_teacher(folder / "teacher"), write_lines(folder / "lines.csv"), write_pairs(folder / "pairs.tsv", 60)
 
-    def weights(out: Path) -> str:
-        return digest(out / "model" / "model.safetensors")
+    def train(*more: str, data: Path = table, rows: list[str] = ROWS, command: str = "train") -> Callable[[Path], list[str]]:
+        return lambda out: [command, str(data), "--out", str(out), "--resume", *rows, *more]
 
-    def answers(out: Path) -> str:
-        return digest(*(out / "model" / name for name in ("model.safetensors", "linear.safetensors")))
-
-    def all_weights(out: Path) -> str:
-        return digest(*sorted(out.glob("*/*/model/model.safetensors")))
-
-    def trials(out: Path) -> str:
-        known = json.loads((out / "tune.json").read_text())["trials"]
-        return json.dumps([all_weights(out), *([one["number"], one["parameters"], one["score"]] for one in known)])
-
-    def table_of(out: Path) -> str:
-        known = json.loads((out / "compare.json").read_text())["runs"]
-        return json.dumps([all_weights(out), *([one["entry"], one["seed"], one["score"]] for one in known)])
-
-    def train(*more: str, data: Path = table, rows: list[str] = ROWS) -> Callable[[Path], list[str]]:
-        return lambda out: ["train", str(data), "--out", str(out), "--resume", *rows, *more]
-
-    def prepare(out: Path) -> list[str]:
-        return ["prepare", str(table), "--out", str(out), "--vocab", "200"]
+    def embed_train(out: Path) -> list[str]:
+        given = [*SMALL[2:], "--train.rows", "8"]  # the encoder's sizes
+        return ["embed-train", str(whole(folder, "pretrain")), str(pairs), "--out", str(out), "--resume", *given]
 
     def distill(out: Path) -> list[str]:
         given = ["--model.dim", "8", "--model.stack", "hsm", "--prepare.max_len", "32", *SMALL]
@@ -122,17 +149,25 @@ def programs(folder: Path) -> list[Program]:
         told = ["--data", str(table), "--jobs", "1", "--resume", "--prepare.vocab", "200", *more, *SMALL]
         return lambda out: ["compare", "hypermixing(hidden=16)", *told, "--out", str(out)]
 
-    beside = ("--side-by-side", "yes")
+    def once(name: str, command: Callable[[Path], list[str]], result: Callable[[Path], str] = tree, of: str | None = None) -> Program:
+        return Program(name, command, result, once=True, of=of)
 
+    beside, trained = ("--side-by-side", "yes"), str(whole(folder, "train"))
     lm = ["--model.stack", "hsm*2", "--model.length", "32", "--prepare.vocab", "300", *SMALL]
     return [
         Program("train", train(), weights),
         Program("train with a warm-up", train("--train.pretrain", "1"), weights),
         Program("train lm", train(data=text, rows=lm), weights),
         Program(BAG, train("--train.baseline"), answers),
+        Program("pretrain", train(data=text, rows=lm, command="pretrain"), weights),
+        Program("embed-train", embed_train, weights, of="pretrain"),
         Program("distill", distill, weights),
         Program("transfer", transfer, weights),
-        Program("prepare", prepare, lambda out: digest(out / "card.json")),
+        once("prepare", lambda out: ["prepare", str(table), "--out", str(out), "--vocab", "200"]),
+        once("export", lambda out: ["export", str(whole(folder, BAG)), "--out", str(out)], of=BAG),
+        once("embed", lambda out: ["embed", trained, str(folder / "text" / "0.txt"), "--out", str(out / "vectors.npy")], of="train"),
+        once("report", lambda out: ["report", trained, "--out", str(out / "report.html")], page, of="train"),
+        once("kernels", lambda out: ["kernels", str(out)]),
         Program("tune", tune("--trials", "2"), trials),
         Program("tune side by side", tune("--trials", "3", *beside), trials, runs=3),
         Program("train on two ranks", train(), weights, ranks=2),
@@ -140,3 +175,8 @@ def programs(folder: Path) -> list[Program]:
         Program("compare", compare("identity", "--seeds", "1"), table_of),
         Program("compare side by side", compare("--seeds", "3", *beside), table_of, runs=3),
     ]
+
+
+def whole(folder: Path, name: str) -> Path:
+    """Where what a program comes to without faults is kept."""
+    return folder / "whole" / name.replace(" ", "-")

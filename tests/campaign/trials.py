@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 import signal
@@ -10,51 +11,66 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from tests.campaign.children import Child, Tally, start, verdict
-from tests.campaign.damage import hostile, mutations
-from tests.campaign.faults import CheckpointFault, PowerCut, end_at, full_disk
+from tests.campaign.damage import KINDS, hostile, mutations
+from tests.campaign.faults import CheckpointFault, PowerCut, count_operations, end_at, full_disk
 from tests.campaign.odd_requests import odd_requests
-from tests.campaign.programs import BAG, CHECKPOINTS, Program, free_port, programs
-from tokmix.cli.main import main
+from tests.campaign.programs import CHECKPOINTS, Program, free_port, programs, whole
+from tokmix.runs.files import PARTIAL
+from tokmix.study.verify import DAMAGED, verify
 
 RANKS = ("train on two ranks", "train in parts on two ranks")
 # Their trials take longest: one of eight.
-SLOW = ("compare", "compare side by side", "train on two ranks", "train in parts on two ranks", "tune", "tune side by side")
+SLOW = ("compare", "compare side by side", "train on two ranks", "train in parts on two ranks", "tune", "tune side by side", "export")
 
 
 class References:
     """What each program comes to without faults."""
 
-    def __init__(self, folder: Path):
-        self.folder, self.programs = folder, programs(folder)
+    def __init__(self, folder: Path, only: Collection[str] | None = None):
+        self.folder, self.all = folder, programs(folder)
+        self.programs = [one for one in self.all if only is None or one.name in only]
         self.whole: dict[str, Path] = {}
         self.seconds: dict[str, float] = {}
+        self.operations: dict[str, int] = {}  # file operations of its process
 
     def make(self, parts: Collection[str]) -> None:
-        self.programs[0].run(self.folder / "warm")  # imports and caches, which children then share
+        self.all[0].run(self.folder / "warm")  # imports and caches, which children then share
         wanted = {name for part in parts for name in self.needed(part)}
-        for program in (one for one in self.programs if one.name in wanted):
-            began, out = time.monotonic(), self.folder / "whole" / program.name.replace(" ", "-")
+        wanted |= {one.of for one in self.all if one.of is not None and one.name in wanted}
+        for program in (one for one in self.all if one.name in wanted):
+            began, out, count = time.monotonic(), whole(self.folder, program.name), self.folder / "count"
             out.parent.mkdir(exist_ok=True)
-            children = go(self.folder, program, out)
+            children = go(self.folder, program, out, before=lambda rank, count=count: count_operations(count))  # type: ignore[misc]
             codes = [child.wait() for child in children]
             if any(codes):
                 raise SystemExit(f"{program.name} does not run: {codes} {children[0].said()[-500:]}")
             self.whole[program.name], self.seconds[program.name] = out, time.monotonic() - began
-            print(f"  {program.name}: {self.seconds[program.name]:.1f} s", flush=True)
-        if "mutations" in parts:
-            out = self.whole["export"] = self.folder / "whole" / "export"
-            if start(self.folder / "errors", lambda: main(["export", str(self.whole[BAG]), "--out", str(out)])).wait():
-                raise SystemExit("export does not run")
+            self.operations[program.name] = int(count.read_text())
+            print(f"  {program.name}: {self.seconds[program.name]:.1f} s, {self.operations[program.name]} file operations", flush=True)
 
     def needed(self, part: str) -> Collection[str]:
         """The programs of a part."""
         if part in ("operations", "disks", "cuts"):
             return [one.name for one in self.programs if one.name not in SLOW]
         if part in ("checkpoint_kills", "checkpoint_disks"):
-            return CHECKPOINTS
+            return [one.name for one in self.programs if one.name in CHECKPOINTS]
         if part in ("kills", "interrupts", "pairs"):
             return [one.name for one in self.programs if part == "kills" or one.ranks == 1]
-        return ("train", BAG, "distill", "transfer", "tune", "compare") if part == "mutations" else ("train",)
+        return {name for _, names in KINDS.values() for name in names} if part == "mutations" else ("train",)
+
+
+def unsound(out: Path) -> list[str]:
+    """What a command that ended well should not leave: parts of files, in its folder or next to it, and what `tokmix verify` calls
+    damaged."""
+    left = [str(path) for path in [*out.rglob("*"), *out.parent.glob(f".{out.name}{PARTIAL}*")] if _is_left_over(path.name)]
+    try:
+        return left + [one.note for one in verify(out) if one.state == DAMAGED]
+    except ValueError as error:  # such as a folder of vectors
+        return left if "is no folder of tokmix" in str(error) else [*left, str(error)]
+
+
+def _is_left_over(name: str) -> bool:
+    return name.startswith(".tmp") or PARTIAL in name
 
 
 def go(folder: Path, program: Program, out: Path, more: tuple[str, ...] = (), before: Callable[[int], None] | None = None) -> list[Child]:
@@ -69,6 +85,10 @@ def go(folder: Path, program: Program, out: Path, more: tuple[str, ...] = (), be
     return [start(folder / f"errors-{rank}", lambda rank=rank: act(rank)) for rank in range(program.ranks)]  # type: ignore[misc]
 
 
+def complete(out: Path) -> bool:
+    return out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir())
+
+
 class Trials:
     """Of one unit of work, in a folder of its own."""
 
@@ -79,26 +99,33 @@ class Trials:
     def pick(self, without: tuple[str, ...] = ()) -> Program:
         quick = [one for one in self.programs if one.name not in SLOW and one.name not in without]
         slow = [one for one in self.programs if one.name in SLOW and one.name not in without]
-        return self.draw.choice(slow) if slow and self.draw.random() < 1 / 8 else self.draw.choice(quick)
+        return self.draw.choice(slow) if slow and (not quick or self.draw.random() < 1 / 8) else self.draw.choice(quick)
 
     def finish(self, tally: Tally, program: Program, out: Path, note: str, more: tuple[str, ...] = (), kept: int | None = None) -> None:
         """Without faults it goes on, and comes to the same as if nothing had been."""
-        if program.name == "prepare" and out.exists():
+        if program.once and complete(out):
             codes, said = [0], ""
         else:
             children = go(self.folder, program, out, more)
             codes, said = [child.wait() for child in children], children[0].said()
-        right = not any(codes) and program.result(out) == program.result(self.of.whole[program.name])
-        counts = {len(list(one.iterdir())) for one in out.rglob("checkpoints")}
-        if right and kept is not None and counts - {kept}:
-            right, note = False, f"{note}, {sorted(counts)} checkpoints are kept and not {kept}"
         told = f"{program.name}, {note}: exit {codes}: {said.strip()[-200:]}"
-        found = verdict(max(codes, key=abs), said, right)
-        tally.add(found, told)
-        if found == "clean":  # it went on without a fault, and should have held
-            tally.notes.append(told)
-            print(f"  error: {told}", flush=True)
+        if any(codes):  # it went on without a fault, and should have held
+            tally.add("wrong", told)
+        else:
+            self.judge(tally, program, out, told, said, kept)
         shutil.rmtree(out, ignore_errors=True)
+
+    def judge(self, tally: Tally, program: Program, out: Path, told: str, said: str = "", kept: int | None = None) -> None:
+        """What a command came to that ended with exit code 0."""
+        counts = {len(list(one.iterdir())) for one in out.rglob("checkpoints")}
+        if kept is not None and counts - {kept}:
+            tally.add("wrong", f"{told}: {sorted(counts)} checkpoints are kept and not {kept}")
+        elif not complete(out) or program.result(out) != program.result(self.of.whole[program.name]):
+            tally.add("wrong", f"{told}: another result")
+        elif left := unsound(out):
+            tally.add("wrong", f"{told}: {left}")
+        else:
+            tally.add(verdict(0, said, True), told)
 
     def kills(self, count: int) -> list[Tally]:
         tally = Tally("kills at random times")
@@ -149,7 +176,8 @@ class Trials:
                     time.sleep(self.draw.random() * 0.1)
             code, said = child.wait(), child.said()
             lines = [line for line in said.splitlines() if line.startswith("tokmix")]
-            clean = code == 130 and len(lines) == 1 and "Traceback" not in said and ("--resume" in lines[0] or not out.exists())
+            clean = code == 130 and len(lines) == 1 and "Traceback" not in said
+            clean = clean and (program.once or "--resume" in lines[0] or not out.exists())
             if code and not clean:
                 tally.add("wrong", f"{program.name}, Ctrl-C {number}, twice {twice}: exit {code}: {said.strip()[-250:]}")
                 shutil.rmtree(out, ignore_errors=True)
@@ -159,9 +187,13 @@ class Trials:
 
     def operations(self, count: int) -> list[Tally]:
         tally = Tally("kills at the k-th file operation")
-        for _ in range(count):
-            program, out, k = self.pick(SLOW), self.folder / "killed", self.draw.randint(1, 60)
-            go(self.folder, program, out, before=lambda rank, k=k: end_at(k))[0].wait()  # type: ignore[misc]
+        while tally.tried < count:
+            program, out = self.pick(SLOW), self.folder / "killed"
+            k = self.draw.randint(1, self.of.operations[program.name])
+            code = go(self.folder, program, out, before=lambda rank, k=k: end_at(k))[0].wait()  # type: ignore[misc]
+            if code != -signal.SIGKILL:  # it has fewer operations than counted: there was no kill
+                shutil.rmtree(out, ignore_errors=True)
+                continue
             self.finish(tally, program, out, f"operation {k}")
         return [tally]
 
@@ -199,31 +231,39 @@ class Trials:
         return [tally]
 
     def disks(self, count: int) -> list[Tally]:
+        """No file may grow beyond a size below that of the largest: a command that fits says nothing, and is not counted."""
         tally = Tally("full disks")
-        for _ in range(count):
-            program, out, size = (
-                self.pick(SLOW),
-                self.folder / "full",
-                int(10 ** self.draw.uniform(2.7, 5.3)),
-            )  # the line of the error has to fit
+        while tally.tried < count:
+            program, out = self.pick(SLOW), self.folder / "full"
+            most = max(path.stat().st_size for path in self.of.whole[program.name].rglob("*") if path.is_file())
+            size = int(10 ** self.draw.uniform(2.7, math.log10(most)))  # the line of the error has to fit
             child = go(self.folder, program, out, before=lambda rank, size=size: full_disk(size))[0]  # type: ignore[misc]
             code = child.wait()
             said = child.said()
             if code and verdict(code, said, True) != "clean":
                 tally.add("wrong", f"{program.name}, {size} bytes: exit {code}: {said.strip()[-200:]}")
-                shutil.rmtree(out, ignore_errors=True)
-                continue
-            self.finish(tally, program, out, f"{size} bytes")
+            elif code:
+                self.finish(tally, program, out, f"{size} bytes")
+            shutil.rmtree(out, ignore_errors=True)
         return [tally]
 
     def cuts(self, count: int) -> list[Tally]:
+        """At a file operation, and then it goes on; or after the end: what was reported as written is there without another run."""
         tally = Tally("power cuts (simulated)")
-        for number in range(count):
-            program, place, k = self.pick(SLOW), self.folder / "place", self.draw.randint(2, 80)
+        while tally.tried < count:
+            program, place, after = self.pick(SLOW), self.folder / "place", self.draw.random() < 0.25
+            k = 10**9 if after else self.draw.randint(1, self.of.operations[program.name])
             out, seed = place / "cut", self.draw.randrange(2**31)
-            place.mkdir(exist_ok=True)
-            go(self.folder, program, out, before=lambda rank, place=place, k=k, seed=seed: PowerCut(place, k, seed).arm())[0].wait()  # type: ignore[misc]
-            self.finish(tally, program, out, f"power cut {number} at operation {k}")
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+            children = go(self.folder, program, out, before=lambda rank, place=place, k=k, seed=seed: PowerCut(place, k, seed).arm())  # type: ignore[misc]
+            code, note = children[0].wait(), f"power cut {tally.tried} at operation {k}"
+            if after:
+                self.judge(tally, program, out, f"{program.name}, power cut {tally.tried} after the end: exit {code}")
+            elif code == -signal.SIGKILL:
+                self.finish(tally, program, out, note)
+            stage = "after the end" if after else "before the end"
+            tally.stages[stage] = tally.stages.get(stage, 0) + 1
         return [tally]
 
     def pairs(self, count: int) -> list[Tally]:
@@ -240,13 +280,12 @@ class Trials:
             if 0 not in codes or any("in use by" not in text and "exists already" not in text for text in told):
                 tally.add("wrong", note)
             else:
-                same = program.result(out) == program.result(self.of.whole[program.name])
-                tally.add("held" if same else "wrong", f"{note}, another result")
+                self.judge(tally, program, out, note)
             shutil.rmtree(out, ignore_errors=True)
         return [tally]
 
     def mutations(self, count: int) -> list[Tally]:
-        return mutations(self.folder, self.of.whole, {program.name: program for program in self.programs}, count, self.draw)
+        return mutations(self.folder, self.of.whole, {program.name: program for program in self.of.all}, count, self.draw)
 
     def hostile(self, count: int) -> list[Tally]:
         return [hostile(self.folder, self.of.whole["train"])]
