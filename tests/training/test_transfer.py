@@ -12,6 +12,7 @@ import transformers
 
 from tests.hf.test_hf_swap import made
 from tokmix.cli.main import main
+from tokmix.data.prepare.pipeline import prepare
 from tokmix.data.prepare.tokenize import byte_tokenizer
 from tokmix.hf import swap
 from tokmix.study.verify import verify
@@ -84,6 +85,20 @@ def test_a_stopped_run_ends_with_the_same_weights(stop: int, tmp_path: Path, tex
     run(old, text, tmp_path / "parts", settings, resume=True, quiet=True)
     files = [tmp_path / name / "model" / "model.safetensors" for name in ("whole", "parts")]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_text_is_prepared_once_for_several_transfers(tmp_path: Path, text: Path) -> None:
+    old, settings = teacher(tmp_path / "old", "bert"), TransferSettings("hsm", **{**SMALL, "tokens": 800})
+    prepare(text, tmp_path / "tokens", task="lm", tokenizer=str(old / "tokenizer.json"))
+    prepare(text, tmp_path / "others", task="lm", tokenizer="bpe", vocab=300)
+    run(old, text, tmp_path / "from text", settings, quiet=True)
+    run(old, tmp_path / "tokens", tmp_path / "from tokens", settings, quiet=True)
+    assert not (tmp_path / "from tokens" / "data").exists()
+    files = [tmp_path / name / "model" / "model.safetensors" for name in ("from text", "from tokens")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    with pytest.raises(ValueError, match="not prepared with task=lm and the tokenizer of the teacher"):
+        run(old, tmp_path / "others", tmp_path / "not made", settings, quiet=True)
+    assert not (tmp_path / "not made").exists()
 
 
 @pytest.mark.slow

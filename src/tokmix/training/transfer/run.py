@@ -1,7 +1,7 @@
 """`tokmix transfer`: a Hugging Face model -> the same model with mixers in place of attention in some layers, taught by the old one.
 
     run.json       the settings, which --resume compares
-    data/          the text, in the teacher's tokens
+    data/          the text, in the teacher's tokens (not where the data were prepared before)
     layers/        part 1: the swapped layers learn what the old attention gave, all side by side (checkpoints/, log.jsonl, weights)
     whole/         part 2: the whole model learns what the teacher says (checkpoints/, log.jsonl)
     model/         the folder for from_pretrained: the teacher's, with new weights; transfer.json tells the cost and the curves
@@ -91,11 +91,12 @@ def run(
         if (record := _ended(out, say)) is not None:
             return record
         with nothing_left_of(out, new=new):
+            prepared = _prepared(Path(data), tokenizer, out / "data")
             _open(teacher, Path(data), out, settings)
             pair = make_pair(teacher, settings)
-            if not (out / "data").exists():
-                prepare(Path(data), out / "data", task="lm", tokenizer=str(tokenizer))
-            files = TokenFiles(out / "data")
+            if not prepared.exists():
+                prepare(Path(data), prepared, task="lm", tokenizer=str(tokenizer))
+            files = TokenFiles(prepared)
             files.verify()
         return _Transfer(pair, files, frame_of(tokenizer, pair, files), settings, out, world, say, quiet).train(teacher, resume)
 
@@ -106,6 +107,21 @@ def _tokenizer_of(teacher: Path) -> Path:
     if not (teacher / "tokenizer.json").is_file():
         raise ValueError(f"{teacher} has no tokenizer.json, by which the text is read: save the model's fast tokenizer there")
     return teacher / "tokenizer.json"
+
+
+def _prepared(data: Path, tokenizer: Path, own: Path) -> Path:
+    """Where the tokens are: in `data`, if it is prepared for language models with the teacher's tokenizer, else in `own`."""
+    if not is_prepared(data):
+        return own
+    card = TokenFiles(data).card
+    if (
+        card.task != "lm"
+        or not load_tokenizer(tokenizer).get_vocab().items() <= load_tokenizer(data / "tokenizer.json").get_vocab().items()
+    ):
+        raise ValueError(
+            f"{data} is not prepared with task=lm and the tokenizer of the teacher: give the text, or prepare it with {tokenizer}"
+        )
+    return data
 
 
 def _ended(out: Path, say: Callable[[str], None]) -> dict[str, Any] | None:
@@ -131,8 +147,6 @@ def _ended(out: Path, say: Callable[[str], None]) -> dict[str, Any] | None:
 
 def _open(teacher: Path, data: Path, out: Path, settings: TransferSettings) -> None:
     """Note what was asked, or see that it is what was asked before."""
-    if is_prepared(data):
-        raise ValueError(f"{data} is prepared; transfer reads plain text, by the teacher's own tokenizer")
     asked = {"teacher": {"sha256": teacher_hash(teacher)}, "transfer": asdict(settings)}
     if not (out / NAME).is_file():
         RunRecord(data.name, asked).write(out)
