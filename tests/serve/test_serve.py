@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("tokenizers")
@@ -21,6 +23,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
+
+from pydantic import ValidationError
 
 import tokmix
 from tests.lab import settings, write_text
@@ -30,7 +34,7 @@ from tokmix.export import export
 from tokmix.export.torch_model import load
 from tokmix.pages.serve import door, server
 from tokmix.pages.serve.bench import cpu_seconds
-from tokmix.pages.serve.schemas import INPUTS, LETTERS, MAX_TOKENS
+from tokmix.pages.serve.schemas import INPUTS, LETTERS, MAX_TOKENS, CompletionRequest, PairsRequest, Request, TextsToEmbed
 from tokmix.training.train import run as train
 
 TEXTS = ["a fine film", "the awful day was cold and grey so then", "film", "house of the dull road 7", "so it was"]
@@ -63,6 +67,15 @@ def test_labels_are_those_of_the_model(rows: Client, folder: Path) -> None:
     assert [one["index"] for one in vectors["data"]] == list(range(len(TEXTS)))
     for one, vector in zip(vectors["data"], model.embed(TEXTS), strict=True):
         assert one["embedding"] == pytest.approx(vector.tolist(), abs=1e-5)
+
+
+def test_vectors_in_base64_are_those_in_numbers(rows: Client) -> None:
+    """The package openai asks for base64 unless told otherwise."""
+    numbers, packed = (rows.get("/v1/embeddings", {"input": TEXTS, "encoding_format": kind})["data"] for kind in ("float", "base64"))
+    for one, other in zip(numbers, packed, strict=True):
+        assert np.frombuffer(base64.b64decode(other["embedding"]), "<f4") == pytest.approx(np.array(one["embedding"]), abs=1e-5)
+    assert rows.ask("/v1/embeddings", {"input": "a", "encoding_format": "hex"})[0] == 422
+    assert rows.ask("/v1/classify", {"input": "a", "encoding_format": "float"})[0] == 422
 
 
 def test_many_at_once_get_what_each_would_get_alone(rows: Client, folder: Path) -> None:
@@ -171,6 +184,17 @@ def test_bad_requests_get_a_reason(rows: Client, case: str) -> None:
     status, headers, said = rows.ask("/v1/classify", body, "POST")
     assert status == wanted and headers["content-type"] == "application/json", said
     assert json.loads(said)["error"]["code"] == wanted and len(said) < 1000
+
+
+@pytest.mark.parametrize("kind", [TextsToEmbed, PairsRequest, CompletionRequest])
+def test_a_large_bad_body_has_few_errors(kind: type[Request]) -> None:
+    """Every error takes time in which nobody else is served."""
+    wrong = [dict.fromkeys(map(str, range(50_000))), {"input": [1] * 200_000, "prompt": [[]] * 200_000, "stop": [1] * 200_000}]
+    for body in wrong:
+        for read in (lambda given: kind.model_validate_json(json.dumps(given)), kind.model_validate):
+            with pytest.raises(ValidationError) as failed:
+                read(body)
+            assert failed.value.error_count() < 600
 
 
 def test_bad_completions(words: Client) -> None:

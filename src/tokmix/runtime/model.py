@@ -76,16 +76,18 @@ class TextModel(ABC):
 
     def answers(self, texts: Sequence[Text]) -> list[Answer]:
         """Answers in the form of `tokmix predict`."""
-        return [self.answer(text, row) for text, row in zip(texts, self._answers_to(texts), strict=True)]
+        shown = [text if isinstance(text, str) else list(text) if len(text) > 1 else text[0] for text in texts]
+        return [{"text": text, **said} for text, said in zip(shown, self.said(self._answers_to(texts)), strict=True)]
 
-    def answer(self, text: Text, output: np.ndarray) -> Answer:
-        shown = text if isinstance(text, str) else list(text) if len(text) > 1 else text[0]
+    def said(self, outputs: np.ndarray) -> list[Answer]:
+        """Answers of many rows at once, without their texts."""
         if self.about.task == "regress":
-            return {"text": shown, "score": float(output)}
-        chances = dict(zip(self.about.labels, self._chances(output).tolist(), strict=True))
+            return [{"score": score} for score in outputs.tolist()]
+        names = self.about.labels
+        chances = [dict(zip(names, row, strict=True)) for row in self._chances(outputs).tolist()]
         if self.about.task == "multilabel":
-            return {"text": shown, "labels": self._labels(output), "probabilities": chances}
-        return {"text": shown, "label": self.about.labels[int(output.argmax())], "probabilities": chances}
+            return [{"labels": self._labels(row), "probabilities": known} for row, known in zip(outputs, chances, strict=True)]
+        return [{"label": names[best], "probabilities": known} for best, known in zip(outputs.argmax(-1).tolist(), chances, strict=True)]
 
     def _chances(self, outputs: np.ndarray) -> np.ndarray:
         return softmax(outputs) if self.about.task == "classify" else sigmoid(outputs)

@@ -49,8 +49,8 @@ def create(model: TextModel, name: str, bounds: Bounds, hosts: Sequence[str] | N
         _add_completions(app, service)
     else:
         _add_rows(app, service)
-    paths = [path for route in app.routes if (path := getattr(route, "path", None))]
-    return Door(app, hosts, token, service.metrics, paths, log, service.quick())
+    paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
+    return Door(app, hosts, None if token is None else token.encode(), service.metrics, paths, log, service.quick())
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -104,7 +104,7 @@ def _add_rows(app: FastAPI, service: Service) -> None:
         """A label, or several, and probabilities of each text, or its score."""
         return Response(await service.classify(asked), media_type="application/json")
 
-    async def embeddings(asked: schemas.RowsRequest) -> Response:
+    async def embeddings(asked: schemas.EmbeddingsRequest) -> Response:
         """A vector of each text."""
         return Response(await service.embeddings(asked), media_type="application/json")
 

@@ -7,8 +7,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice, repeat
+from typing import NamedTuple
 
-from tokmix.runtime.model import Outputs, TextModel
+from tokmix.core.optional import np
+from tokmix.runtime.model import Answer, TextModel
 
 
 class Full(Exception):
@@ -19,10 +22,19 @@ class Closed(Exception):
     """The server is about to end."""
 
 
+class Found(NamedTuple):
+    """What the model says of one row."""
+
+    answer: Answer | None  # None of a model that only embeds
+    vector: np.ndarray  # [D]
+    cut: bool  # whether the text was cut to the model's length
+    tokens: int
+
+
 @dataclass
 class Job:
     rows: list[tuple[str, ...]]
-    answer: asyncio.Future[Outputs]
+    answer: asyncio.Future[list[Found]]
     loop: asyncio.AbstractEventLoop
 
 
@@ -37,7 +49,7 @@ class Batcher:
         self.thread = threading.Thread(target=self._work, name="tokmix-batches", daemon=True)
         self.thread.start()
 
-    def submit(self, rows: list[tuple[str, ...]]) -> asyncio.Future[Outputs]:
+    def submit(self, rows: list[tuple[str, ...]]) -> asyncio.Future[list[Found]]:
         loop = asyncio.get_running_loop()
         job = Job(rows, loop.create_future(), loop)
         with self.ready:
@@ -65,11 +77,10 @@ class Batcher:
             rows = [row for job in batch for row in job.rows]
             self.seen(len(rows))
             try:
-                found, start = self.model.run(rows), 0
-                answers: list[tuple[Job, Outputs | Exception]] = []
-                for job in batch:
-                    answers.append((job, _part(found, start, start + len(job.rows))))
-                    start += len(job.rows)
+                found = self.model.run(rows)
+                said = repeat(None) if found.outputs is None else self.model.said(found.outputs)
+                each = map(Found, said, found.pooled, found.cut, found.tokens)
+                answers: list[tuple[Job, list[Found] | Exception]] = [(job, list(islice(each, len(job.rows)))) for job in batch]
             except Exception as error:  # the thread serves everyone: what one batch meets must not end it
                 answers = [(job, error) for job in batch]
             batch[0].loop.call_soon_threadsafe(_settle, answers)
@@ -88,12 +99,7 @@ class Batcher:
             return batch
 
 
-def _part(outputs: Outputs, start: int, stop: int) -> Outputs:
-    answers = None if outputs.outputs is None else outputs.outputs[start:stop]
-    return Outputs(answers, outputs.pooled[start:stop], outputs.cut[start:stop], outputs.tokens[start:stop])
-
-
-def _settle(answers: list[tuple[Job, Outputs | Exception]]) -> None:
+def _settle(answers: list[tuple[Job, list[Found] | Exception]]) -> None:
     """One wake-up of the event loop for a whole batch."""
     for job, found in answers:
         if job.answer.done():  # its reader has gone

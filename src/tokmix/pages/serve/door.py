@@ -59,22 +59,18 @@ def failure_of(error: Exception) -> JSONResponse:
     return failure(422, str(error))
 
 
+@dataclass(eq=False)
 class Door:
     """hosts: what a request's Host may say, None: anything. token: what `Authorization: Bearer` has to give, None: nothing.
     quick: paths whose well-formed requests are answered here; the app answers all others."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        hosts: Sequence[str] | None,
-        token: str | None,
-        metrics: Metrics,
-        paths: Sequence[str],
-        log: str,
-        quick: Mapping[str, Callable[[bytes], Awaitable[bytes] | None]],
-    ):
-        self.app, self.hosts, self.metrics, self.paths, self.log, self.quick = app, hosts, metrics, frozenset(paths), log, quick
-        self.token = None if token is None else token.encode()
+    app: ASGIApp
+    hosts: Sequence[str] | None
+    token: bytes | None
+    metrics: Metrics
+    paths: frozenset[str]
+    log: str
+    quick: Mapping[str, Callable[[bytes], Awaitable[bytes] | None]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

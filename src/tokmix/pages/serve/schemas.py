@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 INPUTS = 256  # texts of one request
 LETTERS = 100_000  # of one text
 MAX_TOKENS = 1024  # new ones of a text that goes on
 PROMPTS = 16
+FIELDS = 32  # of a body
 
 Text = Annotated[str, Field(min_length=1, max_length=LETTERS)]
 Pair = Annotated[list[Text], Field(min_length=2, max_length=2, description="the two texts of a pair")]
@@ -26,6 +28,14 @@ WHOLE = BeforeValidator(_whole)  # stands last: bounds behind it would not reach
 
 class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, given: object) -> object:
+        """A body has room for 100,000 unknown fields, and collecting that many errors takes seconds."""
+        if isinstance(given, dict) and len(given) > FIELDS:
+            raise PydanticCustomError("fields", "{count} fields are too many", {"count": len(given)})
+        return given
 
 
 class RowsRequest(Request):
@@ -55,12 +65,16 @@ class PairsRequest(RowsRequest):
         return [tuple(pair) for pair in self.input]
 
 
-class TextsToEmbed(TextsRequest):
-    encoding_format: Literal["float"] = "float"
+class EmbeddingsRequest(RowsRequest):
+    encoding_format: Annotated[Literal["float", "base64"], Field(description="base64: of float32, as the package openai asks")] = "float"
 
 
-class PairsToEmbed(PairsRequest):
-    encoding_format: Literal["float"] = "float"
+class TextsToEmbed(TextsRequest, EmbeddingsRequest):
+    pass
+
+
+class PairsToEmbed(PairsRequest, EmbeddingsRequest):
+    pass
 
 
 class CompletionRequest(Request):
@@ -107,7 +121,7 @@ class Classifications(BaseModel):
 class Embedded(BaseModel):
     object: Literal["embedding"] = "embedding"
     index: int
-    embedding: list[float]
+    embedding: list[float] | str
 
 
 class Embeddings(BaseModel):

@@ -167,6 +167,8 @@ def make_server(settings: ServeSettings, token: str | None, listener: socket.soc
 
 def supervise(settings: ServeSettings, token: str | None, listener: socket.socket) -> None:
     """Several worker processes on one socket; one that dies is started again. SIGTERM and Ctrl-C reach all of them."""
+    from prometheus_client.multiprocess import mark_process_dead
+
     from tokmix.pages.serve.metrics import SHARED
 
     context = multiprocessing.get_context("spawn")
@@ -192,7 +194,7 @@ def supervise(settings: ServeSettings, token: str | None, listener: socket.socke
             for i, worker in enumerate(workers):
                 if not ending and not worker.is_alive():
                     print(f"worker {worker.pid} ended with {worker.exitcode}; another is started", file=sys.stderr, flush=True)
-                    mark_dead(worker.pid)
+                    mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]  # takes its open requests out of the metrics
                     workers[i] = start()
         stop(workers)
     finally:
@@ -210,11 +212,3 @@ def stop(workers: Sequence[multiprocessing.context.SpawnProcess]) -> None:
         worker.join(max(0.0, deadline - time.monotonic()))
         if worker.is_alive():
             worker.kill()
-
-
-def mark_dead(process: int | None) -> None:
-    """Take a dead worker's open requests out of the metrics."""
-    if process is not None:
-        from prometheus_client.multiprocess import mark_process_dead
-
-        mark_process_dead(process)  # type: ignore[no-untyped-call]

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from tokmix.pages.requests import Refusal
 from tokmix.pages.serve import schemas
-from tokmix.pages.serve.batcher import Batcher
+from tokmix.pages.serve.batcher import Batcher, Found
 from tokmix.pages.serve.door import AGAIN, noted
 from tokmix.pages.serve.metrics import Metrics
 from tokmix.pages.serve.writer import Row, Writer
-from tokmix.runtime.model import Outputs, TextModel
+from tokmix.runtime.model import TextModel
 from tokmix.runtime.sampling import Sampling
 
+QUICK = 1 << 16  # bytes; a large body that is wrong is not read twice
+Asked = TypeVar("Asked", bound=schemas.RowsRequest)
 Quick = Callable[[bytes], Awaitable[bytes] | None]  # the body of a request -> that of the answer; None: not well-formed
 
 
@@ -54,25 +58,22 @@ class Service:
 
     async def classify(self, asked: schemas.RowsRequest) -> bytes:
         found = await self._rows(asked)
-        assert found.outputs is not None
-        data = []
-        for i, (output, cut) in enumerate(zip(found.outputs, found.cut, strict=True)):
-            answer = self.model.answer("", output)
-            data.append({"index": i, **{key: value for key, value in answer.items() if key != "text"}, "truncated": cut})
+        return self._listed([{"index": i, **(one.answer or {}), "truncated": one.cut} for i, one in enumerate(found)], found)
+
+    async def embeddings(self, asked: schemas.EmbeddingsRequest) -> bytes:
+        found, data = await self._rows(asked), list[dict[str, object]]()
+        for i, one in enumerate(found):
+            packed = asked.encoding_format == "base64"
+            vector = base64.b64encode(one.vector.astype("<f4").tobytes()).decode() if packed else one.vector.tolist()
+            data.append({"object": "embedding", "index": i, "embedding": vector})
         return self._listed(data, found)
 
-    async def embeddings(self, asked: schemas.RowsRequest) -> bytes:
-        found = await self._rows(asked)
-        return self._listed(
-            [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(found.pooled.tolist())], found
-        )
-
-    def _listed(self, data: list[dict[str, object]], found: Outputs) -> bytes:
-        total = sum(found.tokens)
+    def _listed(self, data: list[dict[str, object]], found: list[Found]) -> bytes:
+        total = sum(one.tokens for one in found)
         usage = {"prompt_tokens": total, "completion_tokens": 0, "total_tokens": total}
         return json.dumps({"object": "list", "model": self.name, "data": data, "usage": usage}).encode()
 
-    async def _rows(self, asked: schemas.RowsRequest) -> Outputs:
+    async def _rows(self, asked: schemas.RowsRequest) -> list[Found]:
         assert isinstance(self.worker, Batcher)
         self._check_name(asked.model)
         given = asked.rows()
@@ -84,10 +85,10 @@ class Service:
             found = await answer
         finally:
             late.cancel()
-        self.count(sum(found.tokens), 0, rows=len(rows))
+        self.count(sum(one.tokens for one in found), 0, rows=len(rows))
         return found
 
-    def _give_up(self, answer: asyncio.Future[Outputs]) -> None:
+    def _give_up(self, answer: asyncio.Future[list[Found]]) -> None:
         if not answer.done():
             answer.set_exception(Refusal(503, f"no answer within {self.bounds.seconds:g} s", AGAIN))
 
@@ -120,12 +121,11 @@ class Service:
             raise Refusal(404, f"this server has the model {self.name!r}, not {given[:80]!r}")
 
 
-def _reader(kind: type[schemas.RowsRequest], answer: Callable[[schemas.RowsRequest], Awaitable[bytes]]) -> Quick:
+def _reader(kind: type[Asked], answer: Callable[[Asked], Awaitable[bytes]]) -> Quick:
     def read(body: bytes) -> Awaitable[bytes] | None:
         try:
-            asked = kind.model_validate(json.loads(body))
-        except (ValidationError, ValueError, RecursionError):  # FastAPI says what is wrong with it
+            return None if len(body) > QUICK else answer(kind.model_validate_json(body))
+        except ValidationError:  # FastAPI says what is wrong with it
             return None
-        return answer(asked)
 
     return read
