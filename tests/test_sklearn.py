@@ -161,6 +161,8 @@ def test_search_and_cross_validation() -> None:
         ((["a", "b"], ["x", "y"], [0, 0]), "every sample_weight is zero"),
         ((["a", "b"], ["x", "y"], [1, -1]), "at least 0"),
         ((["a", "b"], ["x", "y"], [1, 0]), "one class"),
+        (({"a": 1, "b": 2}, ["x", "y"]), "is a dict, not a list of texts"),
+        (({"a", "b"}, ["x", "y"]), "is a set, not a list of texts"),
     ],
 )
 def test_what_does_not_work_is_named(given: tuple[Any, ...], words: str) -> None:
@@ -168,9 +170,19 @@ def test_what_does_not_work_is_named(given: tuple[Any, ...], words: str) -> None
         TextClassifier(**QUICK).fit(*given)
 
 
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [({"good": 0.0}, "one class, .*bad"), ({"good": -1.0}, "^class_weight should be finite"), ({"goood": 1.0}, "are not in class_weight")],
+)
+def test_class_weights_that_do_not_work_are_named(weights: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        TextClassifier(**QUICK, class_weight=weights).fit(X, Y)
+
+
 def test_other_errors_are_named() -> None:
-    with pytest.raises(NotFittedError):
-        TextClassifier().predict(X)
+    for ask in (TextClassifier().predict, TextClassifier().predict_proba, TextEmbedder().transform, lambda X: TextClassifier().score(X, Y)):
+        with pytest.raises(NotFittedError):
+            ask(X)
     with pytest.raises(ValueError, match="unknown setting 'model.dimm'"):
         TextClassifier(settings={"model.dimm": 3}).fit(X, Y)
     with pytest.raises(ValueError, match="y holds NaN"):

@@ -172,11 +172,11 @@ class TextClassifier(ClassifierMixin, _TextEstimator):
         check_classification_targets(labels)
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         weights = weights_of(texts, sample_weight)
+        if self.class_weight is not None:
+            balanced = weights_of(texts, compute_sample_weight(self.class_weight, labels), "class_weight")
+            weights = balanced if weights is None else weights * balanced
         if len(np.unique(numbers if weights is None else numbers[weights > 0])) < 2:
             raise ValueError(f"y has one class, {self.classes_[0]!r}: a classifier needs two or more, with a weight above 0")
-        if self.class_weight is not None:
-            balanced = compute_sample_weight(self.class_weight, labels)
-            weights = balanced if weights is None else weights * balanced
         texts, targets, weights = weighed(texts, [str(number) for number in numbers], weights)
         self._train(texts, "classify", targets, weights)
         return self
@@ -216,6 +216,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Accuracy; of several labels a text the share of texts with all labels right."""
+        check_is_fitted(self, "model_files_")
         if self.several_ == "lists":
             binary = MultiLabelBinarizer(classes=self.classes_)
             right = (binary.fit_transform(y) == binary.transform(self.predict(X))).all(1)

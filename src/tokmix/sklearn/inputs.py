@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,8 @@ def texts_of(X: Any) -> list[tuple[str, ...]]:
         X = X.to_numpy()
     if isinstance(X, np.ndarray) and X.ndim not in (1, 2):
         raise ValueError(f"X has shape {list(X.shape)}; it holds texts [n], or [n, 2] for pairs")
-    if not isinstance(X, Iterable):
-        raise ValueError(f"X={X!r} is not a list of texts")
+    if not isinstance(X, Iterable) or isinstance(X, (Mapping, Set)):
+        raise ValueError(f"X={str(X)[:40]} is a {type(X).__name__}, not a list of texts")
     rows = [(row,) if isinstance(row, str) else row for row in X]
     for number, row in enumerate(rows):
         if not isinstance(row, (tuple, list, np.ndarray)) or not all(isinstance(text, str) for text in row):
@@ -61,16 +61,16 @@ def kind_of_labels(y: Any) -> str | None:
     return "matrix" if numbers else "lists"  # rows of zeros and ones, all of one length, are a matrix
 
 
-def weights_of(texts: Sequence[object], sample_weight: Any) -> Any:
+def weights_of(texts: Sequence[object], sample_weight: Any, name: str = "sample_weight") -> Any:
     if sample_weight is None:
         return None
     weights = np.asarray(sample_weight, dtype=np.float64)
     weights = column_or_1d(np.full(len(texts), weights) if weights.ndim == 0 else weights)
     check_consistent_length(texts, weights)
     if not (np.isfinite(weights).all() and (weights >= 0).all()):
-        raise ValueError("sample_weight should be finite numbers of at least 0")
+        raise ValueError(f"{name} should be finite numbers of at least 0")
     if not weights.any():
-        raise ValueError("every sample_weight is zero: there is nothing to learn from")
+        raise ValueError(f"every {name} is zero: there is nothing to learn from")
     return weights
 
 
