@@ -131,9 +131,12 @@ def _title(arm: Arm, yardstick: Entry) -> str:
 
 
 READING = (
-    "Loss: nats a token on all of valid after the last step, mean (standard deviation) over seeds; a seed has the same order of windows in "
-    "every row. FLOPs: matrix products, forward and backward, without masked scores. Decoding: a batch of one near the end of the context. "
-    "State: numbers kept to decode there. In brackets: the share of `{}`'s."
+    "loss: nats a token on all of valid after the last step, mean (standard deviation) over seeds",
+    "a seed has the same order of windows in every row",
+    "training FLOPs: matrix products, forward and backward, without masked scores",
+    "decode: one sequence, near the end of the context",
+    "state: how many numbers are kept to decode there",
+    "in brackets: the share of `{}`'s",
 )
 
 
@@ -145,16 +148,19 @@ def legend(found: Found, entries: Sequence[Entry]) -> str:
     spec, outcome = done["spec"], done["outcome"]
     model, sizes = spec["model"], outcome["split_tokens"]
     read = outcome["tokens"] / sizes["train"]
-    parts = [
-        f"{spec['text']} ({outcome['tokenizer']}; {sizes['train']:,} tokens to train on, {sizes['valid']:,} to validate)",
-        f"context {model['max_len']}, width {model['dim']}",
-        f"{outcome['steps']:,} steps of {spec['batch']} windows, {read:.1f} times the text",
-        f"AdamW at {spec['members'][0]['lr']:g} after {spec['warmup']} steps, then a cosine to 0, no weight decay, no dropout",
-        (done.get("machine") or {}).get("gpu") or "a CPU",
+    rows = [
+        ["text", f"{spec['text']} ({outcome['tokenizer']})"],
+        ["tokens", f"{sizes['train']:,} to train on, {sizes['valid']:,} to validate"],
+        ["model", f"context {model['max_len']}, width {model['dim']}"],
+        ["training", f"{outcome['steps']:,} steps of {spec['batch']} windows, {read:.1f} times the text"],
+        ["optimizer", f"AdamW at {spec['members'][0]['lr']:g} after {spec['warmup']} steps, then a cosine to 0"],
+        ["regularisation", "no weight decay, no dropout"],
+        ["machine", (done.get("machine") or {}).get("gpu") or "a CPU"],
     ]
     beside = (found.records.get("speed", {}).get("measured") or {}).get("workers", 1)
-    alone = "" if beside == 1 else f" Speeds were measured beside {beside - 1} other jobs."
-    return f"{'; '.join(parts)}. {READING.format(entries[0].name)}{alone}"
+    alone = [] if beside == 1 else [f"speeds were measured beside {beside - 1} other jobs"]
+    reading = [line.format(entries[0].name) for line in READING]
+    return f"{page.table(['setting', 'value'], rows)}\n\n{page.listed('How to read the tables:', [*reading, *alone])}"
 
 
 # --- claims --------------------------------------------------------------------------------------------------------------------

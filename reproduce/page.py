@@ -58,6 +58,11 @@ def _escape(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ").strip()
 
 
+def listed(intro: str, items: Iterable[str]) -> str:
+    """A sentence and what it is about, one thing a line: sentences that list numbers are hard to read."""
+    return "\n".join([f"{intro}\n", *(f"- {item}" for item in items)])
+
+
 def claims_table(claims: Sequence[Claim], scale: float = 1.0, digits: int = 1) -> str:
     """Each claim with its verdict; scale and digits are those of the difference."""
     return verdict_table(judge(claims), scale, digits)

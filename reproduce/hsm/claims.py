@@ -41,7 +41,7 @@ def _simple(found: Found, ladder: Ladder) -> str:
 
 def _among_best(found: Found, ladder: Ladder, keys: Collection[str]) -> str:
     """(a,b) against the best pure variant: with the saved parameters in the feed-forward, and without."""
-    parts: list[str] = []
+    parts: list[list[object]] = []
     asked: dict[str, Claim] = {}
     for where, rows in ((GIVEN, ladder.pure), ("equal feed-forward", ladder.narrow)):
         known = {name: found.runs(rows[name]) for name in VARIANTS if rows[name].key in keys}
@@ -50,11 +50,11 @@ def _among_best(found: Found, ladder: Ladder, keys: Collection[str]) -> str:
             continue
         order = sorted(means, key=lambda name: means[name])
         best = next(name for name in order if name != "ab")
-        parts.append(f"with {where} it is number {order.index('ab') + 1} of {len(order)} ({', '.join(order)})")
+        parts.append([where, f"{order.index('ab') + 1} of {len(order)}", ", ".join(order)])
         says = f"with {where}, `{rows['ab'].name}` is at most {AMONG_BEST:.0%} behind the best other variant, `{rows[best].name}`"
         asked[where] = beats(found, rows["ab"], rows[best], AMONG_BEST, says)
     verdicts = judge(list(asked.values()))
-    sentence = f"By loss, {'; '.join(parts)}." if parts else ""
+    sentence = f"By loss:\n\n{page.table(['with', 'place of (a,b)', 'from the best to the worst'], parts)}" if parts else ""
     # The claim is about the first alone: where that is not run, the other arm does not stand for it.
     word = some([one for where, one in zip(asked, verdicts, strict=True) if where == GIVEN])
     return claim("(a,b) is among the best when the feed-forward gets the parameters", word, sentence, verdicts)
@@ -67,13 +67,13 @@ def _hybrids(found: Found, ladder: Ladder, keys: Collection[str]) -> str:
     pairs += [(ladder.alternating_rotary, ladder.rotary)] if ladder.alternating_rotary.key in keys else []
     verdicts = judge([beats(found, one, other) for one, other in pairs])
     won = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.word == "holds" and _cheaper(found, *pair)]
-    parts = [_how_much(found, one, other) for one, other in won]
-    sentence = f"Better and cheaper (training FLOPs, state): {'; '.join(parts)}." if parts else ""
+    better = page.table(["stack", "yardstick", "training FLOPs", "state"], [_how_much(found, one, other) for one, other in won])
     word = some(verdicts)
     if word == "Yes" and not won:
         word = "Unclear"  # better, but not at lower cost
-    best = _best_place(found, ladder)
-    return claim("Hybrids beat all attention at lower cost", word, f"{sentence} {best}".strip(), verdicts)
+    cheaper = f"Better and cheaper than the yardstick, by these shares of its cost:\n\n{better}" if won else ""
+    said = "\n\n".join(part for part in (_best_place(found, ladder), cheaper) if part)
+    return claim("Hybrids beat all attention at lower cost", word, said, verdicts)
 
 
 def _cheaper(found: Found, entry: Entry, other: Entry) -> bool:
@@ -81,10 +81,10 @@ def _cheaper(found: Found, entry: Entry, other: Entry) -> bool:
     return all(ours is not None and theirs is not None and ours < theirs for ours, theirs in costs)
 
 
-def _how_much(found: Found, entry: Entry, other: Entry) -> str:
+def _how_much(found: Found, entry: Entry, other: Entry) -> list[object]:
     flops, state = ((found.fact(entry, name) or 0) / (found.fact(other, name) or 1) for name in ("flops", "state_numbers"))
-    narrow = "" if entry.arm == "parameters" else " with an equal feed-forward"
-    return f"`{entry.name}`{narrow} ({flops:.0%}, {state:.0%} of `{other.name}`)"
+    narrow = "" if entry.arm == "parameters" else ", equal feed-forward"
+    return [f"`{entry.name}`{narrow}", f"`{other.name}`", f"{flops:.0%}", f"{state:.0%}"]
 
 
 def _best_place(found: Found, ladder: Ladder) -> str:
@@ -92,7 +92,11 @@ def _best_place(found: Found, ladder: Ladder) -> str:
     if not means:  # a place has no runs yet
         return ""
     best, worst = min(means, key=lambda place: means[place]), max(means, key=lambda place: means[place])
-    return f"One attention layer is best as layer {best + 1} ({means[best]:.4f}) and worst as layer {worst + 1} ({means[worst]:.4f})."
+    told = (
+        f"One attention layer is best as layer {best + 1} ({means[best]:.4f}).",
+        f"It is worst as layer {worst + 1} ({means[worst]:.4f}).",
+    )
+    return page.listed("The place matters:", told)
 
 
 def rated(ladder: Ladder) -> list[Entry]:

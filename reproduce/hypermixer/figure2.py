@@ -108,7 +108,7 @@ def _crossings(outcomes: Outcomes) -> str:
         faster = [n for n in lengths if all(ours[m] < theirs[m] for m in lengths if m >= n)]
         if lengths:
             told.append(f"measured on the {title} {f'from N = {faster[0]}' if faster else 'at no length'}")
-    return f"HyperMixing costs less than attention: {'; '.join(told)}. In the paper it is faster at every length."
+    return page.listed("In the paper, HyperMixing is faster than attention at every length. Here it costs less:", told)
 
 
 def faster(outcomes: Outcomes, place: str) -> Verdict:

@@ -92,8 +92,8 @@ def _lost(outcomes: Outcomes) -> str:
                 outcome = outcomes.get(key(task, variant, part)) or {}
                 known += len(page.runs(outcome))
                 lost += sum(run["score"] <= outcome["chance"] + 0.005 for run in page.runs(outcome))
-        told.append(f"{recipe.VARIANTS[variant].title} {lost} of {known}" if known else f"{recipe.VARIANTS[variant].title} {page.NOT_RUN}")
-    return f"Trials that did not get half a percent beyond always saying the commonest class: {', '.join(told)}."
+        told.append(f"{recipe.VARIANTS[variant].title}: {f'{lost} of {known}' if known else page.NOT_RUN}")
+    return page.listed("Trials that learned nothing (at most half a percent better than always naming the most common class):", told)
 
 
 def _claim(outcomes: Outcomes) -> str:
@@ -101,11 +101,11 @@ def _claim(outcomes: Outcomes) -> str:
     for task in paper.TASKS:
         ours, theirs = (expected(outcomes, task, variant) for variant in PAIR)
         if not ours or not theirs:
-            told.append(f"{paper.TITLES[task]} {page.NOT_RUN}")
+            told.append(f"{paper.TITLES[task]}: {page.NOT_RUN}")
             continue
         ahead = sum(ours[k - 1] > theirs[k - 1] for k in paper.TRIALS)
-        told.append(f"{paper.TITLES[task]} at {ahead} of {len(paper.TRIALS)}")
-    return f"The paper has HyperMixer ahead at every number of trials on every task; ours: {', '.join(told)}."
+        told.append(f"{paper.TITLES[task]}: {ahead} of {len(paper.TRIALS)}")
+    return page.listed("In the paper, HyperMixer is ahead at every number of trials on every task. Here it is ahead at:", told)
 
 
 def mean_best(drawn: np.ndarray) -> np.ndarray:

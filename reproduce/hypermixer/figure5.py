@@ -45,6 +45,14 @@ VARIANTS_AT, VARIANTS = "n1000-variants", {
     "mlp_mixer-64": ("MLPMixer of 64 units, not 128", "mlp_mixer(hidden=64)"),
 }  # fmt: skip
 TRAINED = {"test": 1_000, "epochs": 250, "batch": 100, "lr": 1e-3, "last": 10, "measured": 0, "drawn": 0, "samples": None}
+MAPS_READ = (
+    "*whole model*: the derivative of output y_i by input x_j. For this task it is one number. It is the plain reading of "
+    '"the gradient of output token i with respect to input token j"',
+    "*mixer*: the norm of the Jacobian block of the mixer alone, from its input token j to its output token i",
+    "*own kind : other kind*: both shapes are of one kind, or of different kinds",
+    "*partner first*: how often the other shape that a shape reads most is the one of its kind (chance: 33 %)",
+    "*raised by 1*: what the other shapes of the output do when one of the input is raised by that much (perfect: 0.5 and 0)",
+)
 QUICK_AT, QUICK = "quick", {"test": 50, "epochs": 10, "batch": 50, "lr": 1e-3, "last": 2, "measured": 2, "drawn": 1, "samples": 4}
 
 
@@ -86,12 +94,12 @@ def tables(content: Results) -> str:
     if content["quick"]:
         return _quick(outcomes)
     return "\n\n".join([
-        "100 x the mean squared error per position on 1,000 test sequences after 250 epochs (n = 100,000: "
-        f"{LARGEST_EPOCHS}, still twice the steps of n = 10,000), mean (standard deviation) over seeds, and the "
-        f"paper's number behind it. The targets' own noise makes {FLOOR:.2f}. Seeds: "
-        + ", ".join(f"{count} at n = {n:,}" for n, count in SEEDS.items())
-        + "; each has its own training and test sequences, first weights and order.",
+        "100 x the mean squared error per position on 1,000 test sequences, mean (standard deviation) over seeds, and the paper's number "
+        f"behind it. The targets' own noise makes {FLOOR:.2f}.",
         _errors(outcomes),
+        "Each seed has its own training and test sequences, first weights and order. With fewer epochs, the largest size still has twice "
+        "the steps of the next one.",
+        _trained(),
         _against_paper(outcomes),
         page.claims_table(_claims(outcomes), digits=2),
         "Every seed, and the median of the errors after each of the last ten epochs, mean over seeds: Adam at a constant rate moves "
@@ -99,11 +107,7 @@ def tables(content: Results) -> str:
         _every_seed(outcomes),
         "What the paper leaves open, at n = 1,000:",
         _variants(outcomes),
-        f"Who reads whom, with n = {MAPS_AT:,}: the derivative of output y_i by input x_j of the whole model, which for this task is one "
-        "number and the plain reading of \"the gradient of output token i with respect to input token j\"; and the norm of the Jacobian "
-        "block of the mixer alone, from its input token j to its output token i. Means over pairs of tokens of two different shapes of one "
-        "kind, and of shapes of different kinds; *partner first*: how often the other shape that a shape reads most is the one of its kind "
-        "(chance: 33 %). *Raised by 1*: what the other shapes of the output do when one of the input is raised by 1 (perfect: 0.5 and 0).",
+        page.listed(f"Who reads whom, with n = {MAPS_AT:,}. Means over pairs of tokens of two different shapes:", MAPS_READ),
         _maps(outcomes),
         _products(outcomes),
     ])  # fmt: skip
@@ -135,8 +139,13 @@ def _against_paper(outcomes: Outcomes) -> str:
     for model, title in TITLES.items():
         scores = page.scores(runs(outcomes, 1_000, model))
         theirs = PAPER[model][1]
-        told.append(f"{title} {100 * (statistics.fmean(scores) / theirs - 1):+.0f} %" if scores else f"{title} {page.NOT_RUN}")
-    return f"Ours against the paper's at n = 1,000: {', '.join(told)}."
+        told.append(f"{title}: {100 * (statistics.fmean(scores) / theirs - 1):+.0f} %" if scores else f"{title}: {page.NOT_RUN}")
+    return page.listed("Our errors against the paper's at n = 1,000:", told)
+
+
+def _trained() -> str:
+    rows = [[f"{n:,}", SEEDS[n], LARGEST_EPOCHS if n == SIZES[-1] else TRAINED["epochs"]] for n in SIZES]
+    return page.table(["n, training sequences", "seeds", "epochs"], rows)
 
 
 def _claims(outcomes: Outcomes) -> list[Claim]:

@@ -83,7 +83,7 @@ def _floors(outcomes: Outcomes) -> str:
         mean = shown.PERCENT * statistics.fmean(scores)
         word = "at or above" if mean >= floor else "below"
         told.append(f"{recipe.VARIANTS[variant].title} {mean:.1f}, {word} the paper's {floor}")
-    return f"SST-2, where all of the training data is there: {'; '.join(told)}."
+    return page.listed("SST-2, where we have all of the training data:", told)
 
 
 def figures(content: Results, folder: Path) -> list[Path]:

@@ -103,19 +103,18 @@ def _dev(run: Run | None) -> str:
 
 def data_note(outcomes: Outcomes) -> str:
     """Which part of each task there was, and how much of it searches held out."""
-    told = []
+    table = []
     for task in paper.TASKS:
         found = [one["rows"] for key, one in outcomes.items() if key.startswith(f"{task}-") and "rows" in one]
         if found:
             rows = max(found, key=lambda one: int(one["dev"]))
             whole, ours = paper.TRAIN_ROWS[task], rows["train"] + rows["dev"] + rows["pieces"]
-            part = "complete" if ours >= whole else f"a part: {PERCENT * ours / whole:.0f} % of the paper's"
-            pieces = f" with {rows['pieces']:,} pieces of them" if rows["pieces"] else ""
-            told.append(
-                f"{paper.TITLES[task]} {ours:,} rows to learn from ({part}), of which searches hold out {rows['dev']:,}{pieces}, "
-                f"valid {rows['valid']:,}, {rows['cut']:,} cut at {recipe.TASKS[task].limit} tokens"
-            )
-    return f"Data: {'; '.join(told)}." if told else ""
+            part = "all" if ours >= whole else f"{PERCENT * ours / whole:.0f} %"
+            pieces = f" and their {rows['pieces']:,} pieces" if rows["pieces"] else ""
+            cut = f"{rows['cut']:,}, at {recipe.TASKS[task].limit} tokens"
+            table.append([paper.TITLES[task], f"{ours:,}", part, f"{rows['dev']:,}{pieces}", f"{rows['valid']:,}", cut])
+    heads = ["data", "training rows", "of the paper's", "of these, held out in searches", "validation rows", "texts cut"]
+    return page.table(heads, table) if table else ""
 
 
 def orders(outcomes: Outcomes, others: Sequence[str], behind: Callable[[str, int], bool], hero: str = "hypermixer") -> str:
@@ -126,13 +125,14 @@ def orders(outcomes: Outcomes, others: Sequence[str], behind: Callable[[str, int
     for other in others:
         cells = [_order(next(of), behind(other, place)) for place in range(len(paper.TASKS))]
         body.append([recipe.VARIANTS[other].title, *cells])
-    counted = page.tally(Counter(one.word for one in found))
-    note = " † the paper has the other model ahead." if any(behind(o, place) for o in others for place in range(len(paper.TASKS))) else ""
+    counted = page.listed(f"Of {len(found)} orders:", page.tally(Counter(one.word for one in found)).split(", "))
+    any_behind = any(behind(other, place) for other in others for place in range(len(paper.TASKS)))
+    note = "\n\n† The paper has the other model ahead." if any_behind else ""
     heads = [f"{recipe.VARIANTS[hero].title}, against", *(paper.TITLES[task] for task in paper.TASKS)]
     means = [Claim(f"mean of five tasks: {recipe.VARIANTS[hero].title} before {recipe.VARIANTS[other].title}", task_mean(outcomes, hero),
                    task_mean(outcomes, other)) for other in others]  # fmt: skip
     return (
-        page.table(heads, body) + f"\n\nOf {len(found)} orders: {counted}.{note}\n\nThe mean of the five tasks, seed by seed. The "
+        f"{page.table(heads, body)}{note}\n\n{counted}\n\nThe mean of the five tasks, seed by seed. The "
         f"interval is over seeds: it says nothing about other tasks.\n\n{page.claims_table(means, PERCENT)}"
     )
 

@@ -65,8 +65,8 @@ def _claims(found: Found, known: dict[str, Entry]) -> str:
     told = f"{known['relu'].label} is at most {SAME:.0%} behind {known['softmax'].label}"
     verdicts = judge([*claims, _most_of_it(found, known), beats(found, known["relu"], known["softmax"], SAME, told)])
     words = {word: sum(one.word == word for one in verdicts) for word in ("holds", "does not hold", "unclear", "not run")}
-    counts = ", ".join(f"{word}: {count}" for word, count in words.items() if count)
-    sentence = f"Of {len(verdicts)} orderings, {counts}. {_share_of_r1(found, known)}".strip()
+    counts = "\n".join(f"- {word}: {count}" for word, count in words.items() if count)
+    sentence = f"{_share_of_r1(found, known)} Of {len(verdicts)} orderings:\n\n{counts}".strip()
     return claim("The orderings of the design study", every(verdicts), sentence, verdicts)
 
 

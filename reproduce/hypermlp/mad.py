@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from reproduce import page
 from reproduce.claims import Claim, Run, by_seed, judge, midpoint
 from reproduce.hypermlp.trials import QUICK_NOTE, at_best_rate, best, described, gather, job
 from reproduce.item import Item, Outcomes, Results
@@ -144,7 +145,7 @@ def _claims(results: Results) -> str:
 
 
 def _sizes(results: Results) -> str:
-    """One sentence: how equal the budgets are."""
+    """How equal the budgets are."""
     found = [described(results, task=task) for task in synthetic.MAD]
     counts = [{name: one[name]["parameters"] for name in one} for one in found if SOFTMAX in one]
     if not counts:
@@ -152,22 +153,30 @@ def _sizes(results: Results) -> str:
     worst = max(abs(count / one[SOFTMAX] - 1) for one in counts for count in one.values())
     low, high = (pick(one[SOFTMAX] for one in counts) for pick in (min, max))
     widths = [one[name]["feed_forward"] for one in found for name in one]
-    return (
-        f" Softmax has {low:,} to {high:,} parameters, by task; every other is within {100 * worst:.2f} % of it, by a feed-forward width of"
-        f" {min(widths)} to {max(widths)}."
+    return page.listed(
+        "Equal parameters, by the width of the feed-forward net:",
+        (
+            f"Softmax has {low:,} to {high:,} parameters, by task.",
+            f"Every other model is within {100 * worst:.2f} % of it, with feed-forward widths of {min(widths)} to {max(widths)}.",
+        ),
     )
 
 
 def tables(results: Results) -> str:
     rates = ", ".join(f"{rate:g}" for rate in RATES)
-    epochs = ", ".join(f"{count} of {task.replace('_', ' ')}" for task, count in EPOCHS.items())
-    text = (
-        "Accuracy x 100 on 1,280 test rows, base settings of the tasks alone; mean and (standard deviation) over seeds. Two layers of width"
-        f" {WIDTH}, two heads, no weight decay, the best of the rates {rates} by the test set, which is how MAD chooses. Epochs (MAD: 200):"
-        f" {epochs}. The authors' figures are means over base and varied settings, of single runs whose length they do not give: compare"
-        f" orders, not numbers.{_sizes(results)}"
+    text = page.listed(
+        "Accuracy x 100 on 1,280 test rows, mean and (standard deviation) over seeds:",
+        (
+            "Only the base settings of the tasks are run.",
+            f"Models have two layers of width {WIDTH} and two heads, and no weight decay.",
+            f"The rate is the best of {rates} by the test set, which is how MAD chooses.",
+            "The authors' figures are means over base and varied settings, of single runs whose length they do not give. Compare "
+            "orders, not numbers.",
+        ),
     )
-    return "\n\n".join([QUICK_NOTE if results["quick"] else text, _scores(results), _claims(results)])
+    epochs = table(["", *(task.replace("_", " ") for task in EPOCHS)], [["epochs (MAD: 200)", *EPOCHS.values()]])
+    parts = [QUICK_NOTE] if results["quick"] else [text, epochs, _sizes(results)]
+    return "\n\n".join([*(part for part in parts if part), _scores(results), _claims(results)])
 
 
 ITEM = Item("hypermlp", "mad", "the six MAD tasks, the variants of the design study at equal parameters", jobs, tables)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from reproduce import page
 from reproduce.hypermlp.trials import QUICK_NOTE, best, described, gather, job
 from reproduce.item import Item, Outcomes, Results
 from reproduce.job import Job
@@ -81,10 +82,15 @@ def jobs(quick: bool, outcomes: Outcomes) -> list[Job]:
 def tables(results: Results) -> str:
     rates = ", ".join(f"{rate:g}" for rate in RATES)
     task = synthetic.create("mqar")
-    text = (
-        f"Accuracy x 100 on 1,280 rows, the best of the rates {rates} by these rows, one seed each. {STEPS} steps, in which no row comes"
-        f" twice; {task.vocab} words, so that a guess among all values gives {100 * task.chance:.2f}. State: numbers that decoding keeps of"
-        " the longest row. Parameters: of the model for the longest row, without the embedding, which is the output matrix too."
+    text = page.listed(
+        "Accuracy x 100 on 1,280 rows, one seed:",
+        (
+            f"The best of the rates {rates} by these rows is shown.",
+            f"Training takes {STEPS} steps, in which no row comes twice.",
+            f"There are {task.vocab} words, so a guess among all values gives {100 * task.chance:.2f}.",
+            "State: how many numbers decoding keeps of the longest row.",
+            "Parameters: of the model for the longest row, without the embedding, which is also the output matrix.",
+        ),
     )
     shown = (QUICK_WIDTHS, QUICK_GRID) if results["quick"] else (WIDTHS, GRID)
     parts = [f"Width {width}:\n\n{_accuracies(results, width, list(shown[1]))}" for width in shown[0]]

@@ -14,10 +14,6 @@ WIDTH, MOST_NUMBERS = 120, 3
 # How many paragraphs of a page still have more numbers than MOST_NUMBERS. The numbers may fall and must not rise.
 CROWDED = {
     "docs/huggingface.md": 1,
-    "reproduce/beyond/README.md": 1,
-    "reproduce/hsm/README.md": 7,
-    "reproduce/hypermixer/README.md": 15,
-    "reproduce/hypermlp/README.md": 4,
 }
 
 

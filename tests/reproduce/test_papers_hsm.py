@@ -161,7 +161,7 @@ def test_hybrids_that_are_better_and_cheaper_confirm_the_claim() -> None:
     score = by_stack({"ab-attention-4": 2.3, "gate-3-attention-gate-4": 2.4}, 2.5)
     told = HYBRIDS.tables(results(HYBRIDS, score, flops=cheaper))
     assert "Hybrids beat all attention at lower cost: yes." in told
-    assert "`(ab, attention)*4` (50%, 50% of `attention*8`)" in told
+    assert "| `(ab, attention)*4` | `attention*8` | 50% | 50% |" in told
     assert "best as layer 4 (2.40" in told
 
 
@@ -176,7 +176,7 @@ def test_close_means_five_percent_and_among_the_best_one() -> None:
     near = {"attention-8": 2.5, "ab-8": 2.58, "vector-8": 2.58, "gate-8": 2.57, "identity-8": 3.3}
     told = HYBRIDS.tables(results(HYBRIDS, by_stack(near, 2.58)))
     assert "Simple variants come close to attention: yes." in told and "`ab*8` 90%" in told
-    assert "gets the parameters: yes." in told and "(gate, " in told
+    assert "gets the parameters: yes." in told and "| gate, " in told
     far = {"attention-8": 2.5, "ab-8": 2.9, "vector-8": 2.9, "gate-8": 2.55}
     told = HYBRIDS.tables(results(HYBRIDS, by_stack(far, 2.8)))
     assert "Simple variants come close to attention: in part." in told

@@ -200,7 +200,7 @@ def test_tables_show_what_is_there_and_say_what_is_not(quick: dict[str, Any]) ->
     assert cells(text, "HyperMixer")[1:] == ["not run / 163.2", "8.00 (0.79) / 8.176", "1.50 (0.50) / 1.488", "not run / 0.978"]
     assert cells(text, "self-attention")[4] == "0.98 / 0.991" and cells(text, "MLPMixer")[2] == "not run / 326.8"
     assert "4 of 5" in cells(text, "none")[2]
-    assert f"HyperMixer {100 * (statistics.fmean(hyper) / 8.176 - 1):+.0f} %" in text and "MLPMixer not run" in text
+    assert f"- HyperMixer: {100 * (statistics.fmean(hyper) / 8.176 - 1):+.0f} %" in text and "- MLPMixer: not run" in text
     assert cells(text, "1,000", "HyperMixer")[2:] == ["8.00, 9.00, 7.00, 8.50, 7.50", "3.00 (0.00)"]
     assert cells(text, "1,000", "none")[2] == "260.0, 270.0, diverged, 265.0, 261.0"
     assert cells(text, "n = 1,000: HyperMixer errs less than self-attention")[1] == "**holds**"
