@@ -39,6 +39,13 @@ MORE: dict[str, Callable[[], Any]] = {  # healthy models that swap does not have
     "gemma": lambda: transformers.GemmaForCausalLM(transformers.GemmaConfig(**TINY, num_key_value_heads=1, head_dim=8)),
     "gpt_neox": lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**TINY)),
     "electra": lambda: transformers.ElectraModel(transformers.ElectraConfig(**TINY, embedding_size=16)),
+    "mixtral": lambda: transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**TINY, num_key_value_heads=1, num_local_experts=2, num_experts_per_tok=1)
+    ),
+    "llama without a head": lambda: transformers.LlamaModel(transformers.LlamaConfig(**TINY)),
+    "a classifier on gpt2": lambda: transformers.GPT2ForSequenceClassification(
+        transformers.GPT2Config(vocab_size=31, n_embd=16, n_layer=2, n_head=2, n_positions=40, pad_token_id=0)
+    ),
 }
 
 
@@ -117,6 +124,27 @@ def test_the_future_is_found() -> None:
     model = made("llama")
     _changed(model.model.layers[2], lambda x: x + 0.01 * torch.roll(x, -1, dims=1))
     assert _found(model, only=["gradient of the future"]) == {"gradient of the future": "layer 3"}
+
+
+@pytest.mark.parametrize("kind", ["llama without a head", "a classifier on gpt2"])
+def test_the_future_is_found_in_decoders_without_a_head_for_words(kind: str) -> None:
+    model = MORE[kind]().eval()
+    _changed(model.layers[1] if "llama" in kind else model.transformer.h[1], lambda x: x + 0.01 * torch.roll(x, -1, dims=1))
+    assert _found(model, only=["gradient of the future"]) == {"gradient of the future": "layer 2"}
+
+
+def test_a_model_that_fails_on_the_way_is_a_finding() -> None:
+    """Positions in a cache that begin at -1: the table of positions has no such row."""
+    model = made("gpt2")
+
+    def one_less(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        positions, cache = kwargs.get("position_ids"), kwargs.get("past_key_values")
+        return args, kwargs if cache is None or positions is None else {**kwargs, "position_ids": positions - 1}
+
+    model.transformer.register_forward_pre_hook(one_less, with_kwargs=True)
+    report = audit(model, only=["right padding", "cache with padding"])
+    assert [finding.verdict for finding in report.findings] == ["clean", "WRONG"] and not report.ok
+    assert "raises IndexError" in str(report)
 
 
 @pytest.mark.parametrize(("check", "harmless"), [("cache", "chunked prefill"), ("chunked prefill", "cache")])

@@ -54,7 +54,7 @@ def one_row_with_mask(subject: Subject) -> Pairs:
 
 def padding_inside(subject: Subject) -> Pairs:
     """Rows whose padding stands between their tokens, as after a second turn of a chat: at once and, with a cache, in two pieces."""
-    if not (subject.causal and "position_ids" in subject.takes):
+    if not (subject.decodes and "position_ids" in subject.takes):
         raise NotHere("padding stands at an end")
     lengths, first = ((5, 6), (3, 4), (2, 6)), max(n for n, _ in ((5, 6), (3, 4), (2, 6)))
     rows = [subject.ids(1, sum(both))[0] for both in lengths]
@@ -64,9 +64,7 @@ def padding_inside(subject: Subject) -> Pairs:
         for at, part in ((0, rows[number][:before]), (first, rows[number][before:])):
             ids[number, at : at + len(part)], mask[number, at : at + len(part)] = part, 1
     expected, positions = subject.alone(rows), subject.positions(mask)
-    runs = [subject.run(ids, attention_mask=mask, position_ids=positions).hidden]
-    if subject.decodes:
-        runs.append(_with_cache(subject, ids, mask, [first, 6]))
+    runs = [subject.run(ids, attention_mask=mask, position_ids=positions).hidden, _with_cache(subject, ids, mask, [first, 6])]
     return [([x[i][mask[i] != 0] for x in run], expected[i].of(0, slice(None))) for run in runs for i in range(len(rows))]
 
 
@@ -92,6 +90,8 @@ def _with_cache(subject: Subject, ids: Tensor, mask: Tensor, sizes: list[int]) -
         more = {} if positions is None else {"position_ids": positions[:, start:stop]}
         run = subject.run(ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache, use_cache=True, **more)
         cache = run.cache
+        if cache is None:
+            raise NotHere("the model returns no cache")
         pieces.append(run.hidden)
     return [torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True)]
 
@@ -108,7 +108,7 @@ def batch_composition(subject: Subject) -> Pairs:
 
 
 def packed_rows(subject: Subject) -> Pairs:
-    if not (subject.own or (subject.causal and "position_ids" in subject.takes)):
+    if not (subject.own or (subject.decodes and "position_ids" in subject.takes)):
         raise NotHere("the model is given no document borders")
     lengths = (5, 8, 3)
     rows = [subject.ids(1, n)[0] for n in lengths]
@@ -143,10 +143,8 @@ def future_gradient(subject: Subject) -> Pairs:
         raise NotHere("the model reads both ways")
     vectors = subject.model.get_input_embeddings()(subject.ids(1, 9)).detach().requires_grad_()
     with torch.enable_grad():
-        hidden = [x for x in subject.run(vectors).hidden if x.dim() == 3]
-        grads = [
-            torch.autograd.grad(x[:, 4].sum() + x[:, 4].square().sum(), vectors, retain_graph=True, allow_unused=True)[0] for x in hidden
-        ]
+        seen = [x[:, 4] if x.dim() == 3 else x[:, :0] for x in subject.run(vectors).hidden]  # an output of the whole sequence owes to all
+        grads = [torch.autograd.grad(x.sum() + x.square().sum(), vectors, retain_graph=True, allow_unused=True)[0] for x in seen]
     pairs: tuple[list[Tensor], list[Tensor]] = ([], [])
     for grad in grads:
         grad = torch.zeros_like(vectors) if grad is None else grad

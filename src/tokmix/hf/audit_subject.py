@@ -37,8 +37,13 @@ class Subject:
         self.model, self.config = model, model.config
         self.takes = set(inspect.signature(model.forward).parameters)
         self.own = isinstance(self.config, TokmixConfig)
-        self.causal = self.config.causal if self.own else bool(model.can_generate() or getattr(self.config, "is_decoder", False))
-        self.decodes = self.causal and "past_key_values" in self.takes
+        decoder = model.can_generate() or getattr(self.config, "is_decoder", False)
+        reads_back = any(
+            getattr(part, "is_causal", False) is True for part in model.modules()
+        )  # of decoders without a head, or with another
+        self.causal = self.config.causal if self.own else bool(decoder or reads_back)
+        self.pooled = type(model).__name__.endswith("ForSequenceClassification")  # one output a row, nothing for each token
+        self.decodes = self.causal and "past_key_values" in self.takes and not self.pooled
         self.generator = torch.Generator().manual_seed(seed)
         self.text = model.main_input_name == "input_ids"
         pad = getattr(self.config, "pad_token_id", None)

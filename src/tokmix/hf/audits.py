@@ -116,16 +116,20 @@ def _subject(model: nn.Module) -> PreTrainedModel:
         raise ValueError(f"audit takes a model of transformers or a tokmix.Model, not a {type(model).__name__}")
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(f"audit does not know encoder-decoders such as {type(model).__name__}; give the encoder alone (T5EncoderModel)")
-    return copy.deepcopy(model).to(device="cpu", dtype=torch.float64).eval()  # type: ignore[arg-type, call-arg]
+    made: PreTrainedModel = copy.deepcopy(model).to(device="cpu", dtype=torch.float64).eval()  # type: ignore[arg-type, call-arg]
+    made.set_experts_implementation("eager")  # the others have no float64
+    return made
 
 
 def _check(subject: Subject, check: str) -> Finding:
     allowed = HALF if check == "half precision" else ALLOWED
+    wrong = "WRONG" if check in ("cache", "chunked prefill", "compile", "half precision") else "LEAK"
     try:
         deviation, where = _compare(CHECKS[check](subject), allowed)
     except NotHere as reason:
         return Finding(check, "n/a", note=str(reason))
     except ValueError as error:  # a refusal is honest: it gives no wrong number
         return Finding(check, "n/a", note=f"refused: {' '.join(str(error).split())}")
-    wrong = "WRONG" if check in ("cache", "chunked prefill", "compile", "half precision") else "LEAK"
+    except Exception as error:  # the model fails where it should give the same
+        return Finding(check, "WRONG", note=f"raises {type(error).__name__}: {' '.join(str(error).split())[:200]}")
     return Finding(check, "clean" if where is None else wrong, deviation, allowed, where)
