@@ -79,6 +79,22 @@ def test_embeddings_are_those_of_the_model(trained: Path, films: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stack", ["hypermixing(hidden=16)", "attention(heads=2)"])
+def test_an_encoder_of_plain_text_reads_ids_as_in_training(tmp_path: Path, stack: str) -> None:
+    """Its documents begin with end-of-text. [CLS] and [SEP], which the tokenizer has for rows, are not among them."""
+    given = settings(model__stack=stack, model__positions="learned", model__length=32, train__task="mlm", prepare__vocab=300, **SHORT)
+    train(write_text(tmp_path / "text", 20), tmp_path / "run", given, quiet=True)
+    about = export(tmp_path / "run", tmp_path / "out")
+    assert about.task == "mlm" and not about.truncate and about.limit == 32
+    texts = [*TEXTS, "", "the " * 100]
+    wanted = tokmix.load(tmp_path / "run").embed(texts)
+    for model in (load(tmp_path / "out"), TorchModel(model_folder.load(tmp_path / "run"))):
+        assert model.embed(texts) == pytest.approx(wanted, abs=1e-5)
+        assert model.run(model.rows(texts)).cut == [False] * 5 + [True]
+    assert f"behind the end-of-text token ({about.roles['eot']})" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [BAG, BOTH])
 def test_a_bag_of_words_is_exported_with_the_network(tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_folder.Trained, "mixture", Mixture(by, 0.7 * (by == BOTH), 1.3, 0.0))
@@ -114,6 +130,7 @@ def test_several_labels_a_text(tmp_path: Path) -> None:
     trained = model_folder.load(tmp_path / "run")
     assert trained.task == "multilabel"
     export(tmp_path / "run", tmp_path / "out")
+    assert f"`outputs` [B, {len(trained.labels)}] (logits)" in (tmp_path / "out" / "README.md").read_text()
     model, wanted = load(tmp_path / "out"), list(Predictor(trained)(TEXTS))
     assert model.predict(TEXTS) == [one["labels"] for one in wanted]
     for found, known in zip(model.answers(TEXTS), wanted, strict=True):
@@ -227,6 +244,15 @@ def test_a_graph_that_does_not_agree_leaves_no_folder(trained: Path, tmp_path: P
     monkeypatch.setattr(check, "_rows", lambda *given: 0.5)
     with pytest.raises(ValueError, match=r"differs from the model by 5\.0e-01 at batch 1, length 1; .* nothing was written"):
         export(trained / "run", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stack_that_cannot_be_traced_says_why(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch ends its messages with advice for those who wrote the call."""
+    told = "Constraints violated (length)!\n\nThe error above occurred when calling torch.export.export. " + "To see more, call. " * 20
+    monkeypatch.setattr(torch.export, "export", lambda *given, **more: (_ for _ in ()).throw(RuntimeError(told)))
+    with pytest.raises(ValueError, match=r"cannot be exported to torch \(Constraints violated \(length\)!\)$"):
+        export(trained / "run", tmp_path / "out", format="torch")
     assert not list(tmp_path.iterdir())
 
 

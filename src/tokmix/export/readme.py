@@ -22,7 +22,8 @@ def readme(about: Manifest) -> str:
             "- out: `logits` after each row's last token [B, vocab], then the new states in the same order",
         ]
     else:
-        outputs = {"classify": f"`outputs` [B, {len(about.labels)}] (logits), ", "regress": "`outputs` [B] (scores), "}.get(about.task, "")
+        logits = f"`outputs` [B, {len(about.labels)}] (logits), "
+        outputs = {"classify": logits, "multilabel": logits, "regress": "`outputs` [B] (scores), "}.get(about.task, "")
         shapes = [
             f"- in: `ids` int64 [B, T], `mask` bool [B, T] (True: a token; padding stands behind them); T up to {about.max_len}",
             f"- out: {outputs}`pooled` [B, {about.dim}] (embeddings)",
@@ -30,8 +31,9 @@ def readme(about: Manifest) -> str:
     use = TORCH if about.format == "torch" else ONNX + USE.get(about.task, '    model.predict(["a text"])\n')
     worst = max((one.difference for one in about.checks), default=0.0)
     checked = f"Checked against torch at {len(about.checks)} shapes: the largest difference is {worst:.1e}."
+    before = "" if about.truncate else f", behind the end-of-text token ({about.roles['eot']})"
     size = "int8 weights and products" if about.int8 else "float32"
     return (
         f"# {about.task}: {about.stack}\n\n`{GRAPHS[about.format]}`, {size}, exported by tokmix {about.tokmix}. {checked}\n\n"
-        + "\n".join(shapes) + f"\n\nTexts become ids by `tokenizer.json`. `manifest.json` has labels, columns and checksums.\n\n{use}"
+        + "\n".join(shapes) + f"\n\nTexts become ids by `tokenizer.json`{before}. `manifest.json` has labels, columns, checksums.\n\n{use}"
     )  # fmt: skip

@@ -119,7 +119,7 @@ def _traced(graph: nn.Module, model: Model, about: Manifest, path: Path, length:
             assert made is not None
             made.save(path, external_data=False)
     except (RuntimeError, AssertionError, torch._dynamo.exc.TorchDynamoException, torch.onnx.errors.OnnxExporterError) as error:
-        why = " ".join(str(error).split())[-200:]
+        why = " ".join(str(error).partition("The error above occurred")[0].split())[:200]
         raise ValueError(f"the stack {about.stack!r} cannot be exported to {about.format} ({why})") from None
 
 

@@ -26,7 +26,7 @@ def describe(trained: Trained) -> Manifest:
     return Manifest(
         tokmix=tokmix.__version__, format="torch", int8=False, task=trained.task, labels=list(trained.labels),
         text_columns=list(trained.about.columns.text), stack=config.stack, dim=config.dim, max_len=config.max_len,
-        truncate=not trained.about.stream, limit=trained.model.limit if steps else None, roles=dict(trained.roles),
+        truncate=not trained.about.stream, limit=trained.model.limit if trained.about.stream else None, roles=dict(trained.roles),
         states=state_specs(trained.model) if steps else [], blend=blend_of(trained), thresholds=list(trained.mixture.thresholds),
     )  # fmt: skip
 

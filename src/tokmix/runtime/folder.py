@@ -55,8 +55,8 @@ class Manifest:
     stack: str
     dim: int
     max_len: int  # tokens of a sequence
-    truncate: bool  # whether longer texts are cut to max_len; a language model refuses them
-    limit: int | None  # the longest sequence of a language model; None: any
+    truncate: bool  # whether longer texts are cut to max_len; a model of plain text begins with end-of-text, and lm refuses them
+    limit: int | None  # the longest sequence of a model of plain text; None: any
     roles: dict[str, int]  # ids of the special tokens
     chunk: int | None = None  # a language model's step takes this many tokens at a time; None: any number
     states: list[StateSpec] = field(default_factory=list)

@@ -131,7 +131,7 @@ class TextModel(ABC):
         if not rows:
             shape = (0,) if self.about.task == "regress" else (0, len(self.about.labels))
             return Outputs(np.zeros(shape, np.float32), np.zeros((0, self.about.dim), np.float32), [], [])
-        encoded, cut = self.tokenizer.rows(rows)
+        encoded, cut = self._ids(rows)
         lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
         order, pieces, start = np.argsort(lengths, kind="stable"), [], 0
         while start < len(order):
@@ -147,6 +147,15 @@ class TextModel(ABC):
         short = set(cut)
         pooled = np.concatenate([part for _, part in pieces])[back]
         return Outputs(outputs, pooled, [i in short for i in range(len(encoded))], lengths.tolist())
+
+    def _ids(self, rows: Sequence[tuple[str, ...]]) -> tuple[list[np.ndarray], list[int]]:
+        """The ids of each row as in training, and which rows were cut."""
+        if self.about.task != "mlm" or self.about.truncate:
+            return self.tokenizer.rows(rows)
+        # Plain text has no special token but the end of the document before.
+        start, limit = [self.about.roles["eot"]], self.about.limit
+        whole = [np.concatenate([start, ids]) for ids in self.tokenizer.documents([row[0] for row in rows])]
+        return [ids[:limit] for ids in whole], [i for i, ids in enumerate(whole) if limit is not None and len(ids) > limit]
 
     def _bag_row(self, ids: list[int]) -> bag.Row:
         """The text (or two) for the bag of words, cut like the network's input."""
