@@ -223,7 +223,7 @@ def test_registration(device: str, L: int, decay: bool) -> None:
     t = {name: x.requires_grad_() for name, x in draw(device, 1, 1, L, 4, 4, decay).items()}
     scale = (0.1 + torch.rand(1, 1, L, device=device)).requires_grad_()
     given = (t["w_in"], t["w_out"], t["values"], t.get("log_decay"), torch.ones(1, L, device=device) > 0, scale, 16)
-    torch.library.opcheck(block_op.block_hyper_mix, given, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
+    torch.library.opcheck(block_op.forward.op, given, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
 
 
 @each_device

@@ -20,8 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import tokmix
 from tests.kernel_rule import DEVICES, Seen, by_name, check_causal, each_device, hold, poisoned
 from tokmix.ops import causal_hyper_mix as package
-from tokmix.ops import dispatch
-from tokmix.ops.causal_hyper_mix import flops, op, reference, select
+from tokmix.ops import dispatch, flops
+from tokmix.ops.causal_hyper_mix import op, reference, select
 from tokmix.ops.causal_hyper_mix.reference import Carry
 from tokmix.ops.dispatch import implementation
 
@@ -252,9 +252,9 @@ def test_registration(device: str, L: int, decay: bool) -> None:
     scale = torch.rand(1, 1, L, device=device, requires_grad=True)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     given = (t["w_in"], t["w_out"], t["values"], t.get("log_decay"), torch.ones(1, L, device=device) > 0, scale, t["hidden"])
-    torch.library.opcheck(op.causal_hyper_mix, given, test_utils=tests)
+    torch.library.opcheck(op.forward.op, given, test_utils=tests)
     if decay:
-        torch.library.opcheck(op.decayed_counts, (t["log_decay"], None, t["count"]), test_utils=tests)
+        torch.library.opcheck(op.counts_forward.op, (t["log_decay"], None, t["count"]), test_utils=tests)
 
 
 @each_device
@@ -264,7 +264,7 @@ def test_operation_counts(device: str) -> None:
         scan(select.causal_hyper_mix, given)["y"].sum().backward()
     one = 2 * 2 * 3 * 4 * 8 * 4
     assert counter.get_total_flops() == (3 + 8) * one
-    assert flops.causal_hyper_mix((2, 3, 4, 8), (2, 3, 4, 8), (2, 3, 4, 4)) == 3 * one
+    assert flops.causal_hyper_mix(op.Inputs((2, 3, 4, 8), (2, 3, 4, 8), (2, 3, 4, 4), *[None] * 4)) == 3 * one  # type: ignore[arg-type]
 
 
 def test_what_has_no_kernel_takes_the_reference() -> None:

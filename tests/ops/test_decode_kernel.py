@@ -136,7 +136,7 @@ def test_registration_and_compilation(device: str) -> None:
     x, ring = torch.randn(2, DIM, device=device), torch.randn(2, 3, DIM, device=device)
     position, weights = torch.tensor([1, 2], device=device), [torch.randn(1, DIM, device=device) for _ in range(2)]
     arguments = (x, ring, position, None, weights, None, None, None, None, 0.0, True)
-    torch.library.opcheck(step_op.shift_step, arguments, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(step_op.forward.op, arguments, test_utils=("test_schema", "test_faketensor"))
     mixer = hsm(device)
     with torch.no_grad(), implementation("triton"):
         state = mixer.init_state(2, x)

@@ -19,9 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import tokmix
 from tests.cases import lay_out, tokens
 from tests.kernel_rule import DEVICES, Seen, each_device, hold, poisoned
-from tokmix.ops import dispatch
+from tokmix.ops import dispatch, flops
 from tokmix.ops.dispatch import implementation
-from tokmix.ops.hyper_mlp import flops, op, reference, select
+from tokmix.ops.hyper_mlp import op, reference, select
 from tokmix.ops.hyper_mlp.reference import Bank
 
 Tensors = dict[str, Tensor]
@@ -244,7 +244,7 @@ def test_registration(device: str, banks: str) -> None:
     """Schema, fake tensors and autograd agree with what the ops do."""
     t = {name: x.float().requires_grad_() for name, x in draw(device, 1, 1, 18, 4, 4, 2, True, banks).items()}
     given: tuple[Any, ...] = (t["q"], t["k"], t["v"], *(t.get(part + name) for name in "12" for part in PARTS), True)
-    torch.library.opcheck(op.hyper_mlp, given, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
+    torch.library.opcheck(op.forward.op, given, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
 
 
 @each_device
@@ -257,7 +257,7 @@ def test_operation_counts(device: str) -> None:
     pairs = 2 * 2 * (10 * 11 // 2) * 3  # both factors, sequences, pairs, heads
     assert forward == pairs * (3 * 8 + 3 * 2 + 2 * 2 + 4)
     assert counter.get_total_flops() - forward == pairs * (3 * 8 + 2 * 4 + 5 * 2 + 5 * 2)
-    assert flops.hyper_mlp((2, 3, 10, 8), (2, 3, 10, 8), (2, 3, 10, 4), *[None] * 8) == pairs * (2 * 8 + 4)
+    assert flops.hyper_mlp(op.Inputs((2, 3, 10, 8), (2, 3, 10, 8), (2, 3, 10, 4), *[None] * 8, False)) == pairs * (2 * 8 + 4)
 
 
 def test_what_has_no_kernel_takes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:

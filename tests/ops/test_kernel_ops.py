@@ -36,11 +36,10 @@ from tokmix.core.token_offsets import chunks_of, places_of
 from tokmix.ops import dispatch, flops
 from tokmix.ops.dispatch import implementation
 from tokmix.ops.fast_call import on_its_device
-from tokmix.ops.hyper_mix import op as hyper_library
 from tokmix.ops.hyper_mix import reassociated
 from tokmix.ops.hyper_mix.reference import Net
 from tokmix.ops.shift_mix import matrix_op
-from tokmix.ops.shift_mix import op as shift_library
+from tokmix.ops.shift_mix import op as shift_op
 from tokmix.ops.shift_mix import select as shift
 
 # ---------------------------------------------------------------- strides, autocast, compile, counters
@@ -172,8 +171,8 @@ def test_registration(device: str, op: str) -> None:
         "matrix_shift_mix": lambda: (t["x"], t["W"], t["V"], None, 3, None, None),
         "hyper_mix": lambda: (t["x"], None, *net_of(t), *net_of(t, "2"), None, None, t["gain"], t["bias"], 1e-5, None, None, 0, True),
     }[op]()
-    library = {"hyper_mix": hyper_library, "matrix_shift_mix": matrix_op, "gate_shift_mix": matrix_op}.get(op, shift_library)
-    torch.library.opcheck(getattr(library, op), arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
+    ours = getattr(torch.ops.tokmix, op).default
+    torch.library.opcheck(ours, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
 
 
 @each_device
@@ -186,8 +185,8 @@ def test_operation_counts(device: str) -> None:
         reassociated.hyper_mix(given["x"], given["x"], given["x"], net_of(given), net_of(given, "2"))
     assert ours.get_total_flops() == plain.get_total_flops() > 0
     x, W = draw(device, x=(2, 5, 12), W=(3, 4, 4)).values()
-    assert flops.gate(x.shape, W.shape) == 2 * x.numel() * 4
-    assert flops.matrix(x.shape, W.shape, W.shape, None) == 4 * x.numel() * 4
+    assert flops.gate(matrix_op.GateInputs(x.shape, W.shape, *[None] * 5)) == 2 * x.numel() * 4
+    assert flops.matrices(shift_op.Inputs(x.shape, W.shape, W.shape, *[None] * 4)) == 4 * x.numel() * 4
 
 
 @each_device

@@ -189,7 +189,7 @@ def test_registration_and_compilation(device: str) -> None:
     t = {name: tensor.requires_grad_() for name, tensor in given.items()}
     arguments = (t["x"], None, *net_of(t), *net_of(t, "2"), None, None, t["gain"], t["bias"], 1e-5)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(wide_op.wide_hyper_mix, arguments, test_utils=tests)
+    torch.library.opcheck(wide_op.forward.op, arguments, test_utils=tests)
     body = lambda t: fused(t, None, (None, None))
     dy = torch.randn_like(given["x"])
     with implementation("triton"):

@@ -84,4 +84,4 @@ def test_compiles_registers_and_counts(device: str) -> None:
         with FlopCounterMode(display=False) as counter:
             body({"x": x}).sum().backward()
         assert counter.get_total_flops() == 0
-    torch.library.opcheck(op.rotary, (x, *turns(x)), test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
+    torch.library.opcheck(op.forward.op, (x, *turns(x)), test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))

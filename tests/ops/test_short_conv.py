@@ -138,7 +138,7 @@ def test_compiles_registers_and_counts(device: str) -> None:
         with FlopCounterMode(display=False) as counter:
             body(t).sum().backward()
         assert counter.get_total_flops() == 0
-    torch.library.opcheck(op.short_conv, (t["x"], t["taps"]), test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
+    torch.library.opcheck(op.forward.op, (t["x"], t["taps"]), test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
 
 
 @each_device

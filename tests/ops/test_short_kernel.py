@@ -269,7 +269,7 @@ def test_registration_and_compilation(device: str) -> None:
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     for second, gain, bias in ((w2, t["gain"], t["bias"]), (None, None, None)):
         arguments = (t["x"], w1, second, None, None, gain, bias, 1e-5, None, 16, True)
-        torch.library.opcheck(short_op.short_hyper_mix, arguments, test_utils=tests)
+        torch.library.opcheck(short_op.forward.op, arguments, test_utils=tests)
     dy = torch.randn_like(given["x"])
     with implementation("triton"):
         compiled = torch.compile(whole, fullgraph=True, backend="inductor" if device == "cuda" else "aot_eager")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from inspect import Parameter, Signature
+from itertools import accumulate
+from typing import Generic, NamedTuple, Protocol, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ Launch = Callable[..., R]
 Gradients = tuple["Tensor | None", ...]
 _PLAIN = (Tensor, nn.Parameter)
 Inputs = TypeVar("Inputs", bound=tuple)
-Made = TypeVar("Made", bound=tuple)
+Saved = TypeVar("Saved", bound=tuple)
 
 
 class Context(Protocol):
@@ -39,26 +40,14 @@ class Context(Protocol):
     def __setattr__(self, name: str, value: object) -> None: ...
 
 
-def save(ctx: Context, inputs: Sequence[object], made: Sequence[Tensor] = ()) -> None:
-    """Save an op's inputs and its extra outputs for `restore` in the backward pass."""
-    ctx.numbers = tuple(None if isinstance(one, Tensor) else one for one in inputs)
-    ctx.save_for_backward(*(one if isinstance(one, Tensor) else None for one in inputs), *made)
-    if made:
-        ctx.mark_non_differentiable(*made)
-        ctx.set_materialize_grads(False)  # None, not zeros, for outputs without a gradient
+class Gradient(NamedTuple):
+    """First argument of a backward op."""
+
+    dy: Tensor
 
 
-def restore(ctx: Context, inputs: type[Inputs], made: type[Made]) -> tuple[Inputs, Made]:
-    """The tensors that `save` stored, by name."""
-    kept = ctx.saved_tensors  # read once: checkpointing allows only that
-    count = len(ctx.numbers)
-    given = (number if tensor is None else tensor for tensor, number in zip(kept[:count], ctx.numbers, strict=True))
-    return inputs(*given), made(*kept[count:])
-
-
-def no_gradients(ctx: Context) -> Gradients:
-    """None for every input: no gradient flows into the result."""
-    return (None,) * len(ctx.needs_input_grad)
+class Nothing(NamedTuple):
+    """The forward pass saves no intermediate tensors."""
 
 
 def unwatched(given: Sequence[object]) -> bool:
@@ -94,23 +83,77 @@ def _is_current(device: torch.device) -> bool:
     return device.type != "cuda" or device.index == torch.cuda.current_device()
 
 
-@dataclass(frozen=True)
 class KernelOp(Generic[R]):
     """A custom op and the function that launches its kernels, both with the same arguments.
 
-    launch     "module:function"; importing it imports triton
-    keep       saves tensors for the backward pass: (ctx, inputs, output); None for an op without gradients
-    gradients  of all inputs: (ctx, *gradients of the outputs)
+    name     of the op: a literal, which the kernel repository replaces
+    launch   "module:function"; importing it imports triton
+    takes    groups of arguments, NamedTuples; their fields and types are the schema of the op
+    gives    the number of tensors that it returns
+    empty    (*groups) -> empty tensors like those that it returns, for the compiler
+    changes  names of the arguments that it changes in place
     """
 
-    op: CustomOpDef
-    launch: str
-    keep: Callable[..., None] | None = None
-    gradients: Callable[..., Gradients] | None = None
+    def __init__(
+        self,
+        name: str,
+        launch: str,
+        takes: Sequence[Callable[..., tuple[object, ...]]],
+        gives: int,
+        empty: Callable[..., object],
+        changes: Sequence[str] = (),
+    ):
+        self.name, self.launch, self.takes = name, launch, takes
+        self.autograd: tuple[Callable[..., None], Callable[..., Gradients]] | None = None
+        hints = [get_type_hints(group) for group in takes]
+        self._ends = list(accumulate(map(len, hints)))
 
-    def __post_init__(self) -> None:
-        if self.gradients is not None:
-            self.op.register_autograd(self.gradients, setup_context=self.keep)
+        @on_its_device
+        def run(*given: Tensor) -> R:
+            return self._launch(*given)
+
+        parameters = [Parameter(one, Parameter.POSITIONAL_OR_KEYWORD, annotation=hint[one]) for hint in hints for one in hint]
+        returned = Tensor if gives == 1 else tuple[(Tensor,) * gives]  # type: ignore[misc]
+        run.__signature__ = Signature(parameters, return_annotation=returned)  # type: ignore[attr-defined]
+        self.op: CustomOpDef = torch.library.custom_op(name, run, mutates_args=changes)
+        self.op.register_fake(lambda *given: empty(*self.grouped(given)))
+
+    def grouped(self, given: Sequence[object]) -> Iterator[tuple[object, ...]]:
+        """The arguments in their groups."""
+        begin = 0
+        for group, end in zip(self.takes, self._ends, strict=True):
+            yield group(*given[begin:end])
+            begin = end
+
+    def differentiate(
+        self, gradients: Callable[..., Gradients], inputs: type[Inputs], saved: type[Saved], *, smooth: int = 1, unread: Sequence[str] = ()
+    ) -> None:
+        """Give the op a backward pass.
+
+        gradients  (gradients of the first `smooth` outputs, saved, inputs) -> those of the inputs
+        saved      the last outputs, which have no gradient unless they are among the first `smooth`
+        unread     inputs that `gradients` does not read; they are not kept, and None there
+        """
+        names, kept = list(get_type_hints(inputs)), len(get_type_hints(saved))
+
+        def keep(ctx: Context, inputs: tuple[object, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+            made = (output,) if isinstance(output, Tensor) else output
+            ctx.numbers = tuple(None if isinstance(one, Tensor) else one for one in inputs)
+            read = (one if isinstance(one, Tensor) and name not in unread else None for name, one in zip(names, inputs, strict=True))
+            ctx.save_for_backward(*read, *made[len(made) - kept :])
+            if len(made) > smooth:
+                ctx.mark_non_differentiable(*made[smooth:])
+                ctx.set_materialize_grads(smooth > 1)  # else None, not zeros, for outputs without a gradient
+
+        def pull(ctx: Context, *dy: Tensor | None) -> Gradients:
+            if dy[0] is None:  # no gradient flows into the result
+                return (None,) * len(names)
+            found = ctx.saved_tensors  # read once: checkpointing allows only that
+            given = (number if tensor is None else tensor for tensor, number in zip(found, ctx.numbers, strict=False))
+            return gradients(*dy[:smooth], saved(*found[len(names) :]), inputs(*given))
+
+        self.autograd = keep, pull
+        self.op.register_autograd(pull, setup_context=keep)
 
     def entry(self, *given: object) -> Launch[R]:
         """The function to call with these tensors and any numbers after them."""
@@ -119,7 +162,7 @@ class KernelOp(Generic[R]):
         if not torch.is_grad_enabled():
             return self._launch
         # An op without gradients of its own, such as a backward op, refuses to be differentiated.
-        return self.op if self.gradients is None else self._apply
+        return self.op if self.autograd is None else self._apply
 
     @functools.cached_property
     def _launch(self) -> Launch[R]:
@@ -129,7 +172,8 @@ class KernelOp(Generic[R]):
 
     @functools.cached_property
     def _apply(self) -> Launch[R]:
-        parts: dict[str, Callable[..., object] | None] = {"forward": self._launch, "setup_context": self.keep, "backward": self.gradients}
-        function = type("Fast", (torch.autograd.Function,), {name: staticmethod(part) for name, part in parts.items() if part is not None})
+        assert self.autograd is not None
+        parts = zip(("forward", "setup_context", "backward"), (self._launch, *self.autograd), strict=True)
+        function = type("Fast", (torch.autograd.Function,), {name: staticmethod(part) for name, part in parts})
         # Function.apply would first bind arguments to the signature, which takes as long as several kernels.
         return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]

@@ -1,114 +1,187 @@
 """Matrix products inside our custom ops, for torch's FlopCounterMode, which does not count them.
 
-Import this before a counter is made. It is a separate file because torch's counter imports triton.
+Import this before a counter is made. It is a separate file because torch's counter imports triton. The counter passes shapes in place of
+tensors. One product counts once, whatever factors it is split into for precision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from tokmix.ops.causal_hyper_mix import flops as _causal_hyper_mix  # noqa: F401  (its formulas)
-from tokmix.ops.hyper_mix import op as _hyper_mix
-from tokmix.ops.hyper_mix import short_op as _short_hyper_mix  # noqa: F401
-from tokmix.ops.hyper_mix import wide_op as _wide_hyper_mix  # noqa: F401
-from tokmix.ops.hyper_mlp import flops as _hyper_mlp  # noqa: F401  (its formulas)
-from tokmix.ops.linear_attention import op as _linear_attention  # noqa: F401
-from tokmix.ops.rotary import op as _rotary  # noqa: F401
-from tokmix.ops.shift_mix import matrix_op as _matrix_shift_mix  # noqa: F401
-from tokmix.ops.shift_mix import op as _shift_mix  # noqa: F401
-from tokmix.ops.shift_mix import step_op as _shift_step  # noqa: F401
-from tokmix.ops.short_conv import op as _short_conv  # noqa: F401
+from tokmix.ops.causal_hyper_mix import block_op
+from tokmix.ops.causal_hyper_mix import op as causal
+from tokmix.ops.fast_call import Gradient, KernelOp
+from tokmix.ops.hyper_mix import op as narrow
+from tokmix.ops.hyper_mix import short_op as short
+from tokmix.ops.hyper_mix import wide_op as wide
+from tokmix.ops.hyper_mlp import op as mlp
+from tokmix.ops.linear_attention import op as linear
+from tokmix.ops.rotary import op as rotary
+from tokmix.ops.shift_mix import matrix_op as matrix
+from tokmix.ops.shift_mix import op as shift
+from tokmix.ops.shift_mix import step_op as step
+from tokmix.ops.short_conv import op as conv
 
-Shape = tuple[int, ...]
-Given = object  # other arguments of an op: shapes of tensors, numbers, or None
-
-
-def _shape(of: object) -> Shape:
-    """The counter passes a shape for each tensor."""
-    assert isinstance(of, Iterable)
-    return tuple(of)
+Formula = TypeVar("Formula", bound=Callable[..., int])
 
 
-_WITHOUT = (
-    "shift_mix", "shift_mix_backward", "norm_shift_mix", "norm_shift_mix_backward", "shift_step", "short_conv", "short_conv_backward",
-    "rotary", "rotary_backward",
+def counts(*ops: KernelOp) -> Callable[[Formula], Formula]:
+    """Register (*groups of arguments) -> FLOPs as the formula of these ops."""
+
+    def register(formula: Formula) -> Formula:
+        for op in ops:
+            packet = getattr(torch.ops.tokmix, op.name.partition("::")[2])
+            register_flop_formula(packet)(lambda *shapes, op=op, **kwargs: formula(*op.grouped(shapes)))
+        return formula
+
+    return register
+
+
+def sizes(shape: object) -> tuple[int, ...]:
+    """A shape that stands in place of a tensor."""
+    assert isinstance(shape, Iterable)
+    return tuple(shape)
+
+
+@counts(
+    shift.forward, shift.backward, shift.norm_forward, shift.norm_backward, step.forward, conv.forward, conv.backward, rotary.forward,
+    rotary.backward, causal.counts_forward, causal.counts_backward,
 )  # fmt: skip
-
-
-@register_flop_formula([getattr(torch.ops.tokmix, name) for name in _WITHOUT])
-def no_products(*shapes: Given, **kwargs: Given) -> int:
+def no_products(*groups: object) -> int:
     return 0
 
 
-@register_flop_formula(torch.ops.tokmix.linear_attention)
-def linear_attention(q: Shape, *rest: Given, **kwargs: Given) -> int:
+@counts(linear.forward)
+def linear_attention(given: linear.Inputs) -> int:
     """As `matmul_flops` of a layer: two products a head."""
-    B, H, L, e = q
+    B, H, L, e = sizes(given.q)
     return 4 * B * H * L * e * e
 
 
-@register_flop_formula(torch.ops.tokmix.gate_shift_mix)
-def gate(x: Shape, weight: Shape, *rest: Given, **kwargs: Given) -> int:
-    return 2 * x[0] * x[1] * x[2] * weight[1]
+@counts(matrix.gate_forward)
+def gate(given: matrix.GateInputs) -> int:
+    B, T, D = sizes(given.x)
+    return 2 * B * T * D * sizes(given.weight)[1]
 
 
-@register_flop_formula(torch.ops.tokmix.gate_shift_mix_backward)
-def gate_backward(dy: Shape, p: Shape, x: Shape, weight: Shape, *rest: Given, **kwargs: Given) -> int:
-    return 2 * gate(x, weight)
+@counts(matrix.gate_backward)
+def gate_backward(d: Gradient, saved: matrix.GateSaved, given: matrix.GateInputs) -> int:
+    return 2 * gate(given)
 
 
-@register_flop_formula(torch.ops.tokmix.matrix_shift_mix)
-def matrix(x: Shape, a: Shape, b: Shape, c: Shape | None, *rest: Given, **kwargs: Given) -> int:
-    return 2 * x[0] * x[1] * x[2] * a[1] * (2 if c is None else 3)
+@counts(matrix.forward)
+def matrices(given: shift.Inputs) -> int:
+    B, T, D = sizes(given.x)
+    return 2 * B * T * D * sizes(given.a)[1] * (2 if given.c is None else 3)
 
 
-@register_flop_formula(torch.ops.tokmix.matrix_shift_mix_backward)
-def matrix_backward(dy: Shape, x: Shape, a: Shape, b: Shape, c: Shape | None, *rest: Given, **kwargs: Given) -> int:
-    return 2 * matrix(x, a, b, c)
+@counts(matrix.backward)
+def matrices_backward(d: Gradient, given: shift.Inputs) -> int:
+    return 2 * matrices(given)
 
 
-@register_flop_formula(torch.ops.tokmix.hyper_mix)
-def hyper_mix(*shapes: Given, **kwargs: Given) -> int:
+@counts(narrow.forward)
+def hyper_mix(given: narrow.Inputs) -> int:
     """Four products per token, two per sequence."""
-    given = _hyper_mix.Inputs(*shapes)  # type: ignore[arg-type]
-    (B, T, _), (heads, e, k) = _shape(given.x), _shape(given.v1)
-    sequences = B if given.first is None else _shape(given.first)[0] - 1
+    (B, T, _), (heads, e, k) = sizes(given.x), sizes(given.v1)
+    sequences = B if given.first is None else sizes(given.first)[0] - 1
     return heads * (8 * B * T * e * e + 4 * sequences * e * e * k)
 
 
-@register_flop_formula(torch.ops.tokmix.hyper_mix_backward)
-def hyper_mix_backward(dy: Shape, states: Shape, read: Shape, z: Shape, mean: Shape, rstd: Shape, *shapes: Given, **kwargs: Given) -> int:
+@counts(narrow.backward)
+def hyper_mix_backward(d: Gradient, saved: narrow.Saved, given: narrow.Inputs) -> int:
     """Ten products per token, eight if both nets are one; five per sequence, one of them recomputed."""
-    given = _hyper_mix.Inputs(*shapes)  # type: ignore[arg-type]
-    heads, _, sequences, e = states
-    return heads * e * e * ((16 if given.u2 is None else 20) * dy[0] * dy[1] + 10 * sequences * _shape(given.v1)[2])
+    (B, T, _), (heads, _, sequences, e) = sizes(d.dy), sizes(saved.states)
+    return heads * e * e * ((16 if given.u2 is None else 20) * B * T + 10 * sequences * sizes(given.v1)[2])
 
 
-@register_flop_formula(torch.ops.tokmix.wide_hyper_mix)
-def wide_hyper_mix(x: Shape, values: Given, u1: Shape, b1: Given, v1: Shape, c1: Given, u2: Given, *rest: Given, **kwargs: Given) -> int:
+@counts(wide.forward)
+def wide_hyper_mix(given: wide.Inputs) -> int:
     """The nets' own products and two more per token, two per sequence."""
-    heads, e, i = u1
-    nets = 1 if u2 is None else 2
-    return heads * e * i * (2 * (nets + 2) * x[0] * x[1] + 4 * x[0] * v1[2])
+    (B, T, _), (heads, e, i), nets = sizes(given.x), sizes(given.u1), 1 if given.u2 is None else 2
+    return heads * e * i * (2 * (nets + 2) * B * T + 4 * B * sizes(given.v1)[2])
 
 
-@register_flop_formula(torch.ops.tokmix.wide_hyper_mix_backward)
-def wide_hyper_mix_backward(dy: Shape, p: Shape, h: Shape, states: Shape, m: Given, hidden: Shape, *rest: Given, **kwargs: Given) -> int:
-    heads, rows, i = states
-    nets, e, k = p[2] // i, rows // dy[0], hidden[2]
-    return heads * e * i * (2 * (2 * nets + 4) * dy[0] * dy[1] + 8 * dy[0] * k)
+@counts(wide.backward)
+def wide_hyper_mix_backward(d: Gradient, saved: wide.Saved, given: wide.Inputs) -> int:
+    (B, T, _), (heads, e, i), nets = sizes(given.x), sizes(given.u1), 1 if given.u2 is None else 2
+    return heads * e * i * (2 * (2 * nets + 4) * B * T + 8 * B * sizes(given.v1)[2])
 
 
-@register_flop_formula(torch.ops.tokmix.short_hyper_mix)
-def short_hyper_mix(x: Shape, w1: Shape, *rest: Given, **kwargs: Given) -> int:
+@counts(short.forward)
+def short_hyper_mix(given: short.Inputs) -> int:
     """Two products per token; those of the nets are counted elsewhere."""
-    return 4 * x[0] * x[1] * x[2] * w1[2]
+    B, T, D = sizes(given.x)
+    return 4 * B * T * D * sizes(given.w1)[2]
 
 
-@register_flop_formula(torch.ops.tokmix.short_hyper_mix_backward)
-def short_hyper_mix_backward(dy: Shape, z: Given, mean: Given, rstd: Given, x: Shape, w1: Shape, *rest: Given, **kwargs: Given) -> int:
+@counts(short.backward)
+def short_hyper_mix_backward(d: Gradient, saved: short.Saved, given: short.Inputs) -> int:
     """Five products, one of them recomputed."""
-    return 10 * x[0] * x[1] * x[2] * w1[2]
+    B, T, D = sizes(given.x)
+    return 10 * B * T * D * sizes(given.w1)[2]
+
+
+def _state(given: causal.Inputs) -> int:
+    """One product of a state with a vector, for every token and head."""
+    B, H, L, k = sizes(given.w_in)
+    return 2 * B * H * L * k * sizes(given.values)[3]
+
+
+@counts(causal.forward)
+def causal_hyper_mix(given: causal.Inputs) -> int:
+    """A token is written to the state twice (once for the chunks' sums, once for the states themselves), read once."""
+    return 3 * _state(given)
+
+
+@counts(causal.backward)
+def causal_hyper_mix_backward(d: causal.TwoGradients, given: causal.Inputs, saved: causal.Saved) -> int:
+    """Two more writes; then the gradients of w_out and the state, and those of w_in and values twice: inside a chunk and across chunks."""
+    return 8 * _state(given)
+
+
+def _in_blocks(given: block_op.Inputs) -> tuple[int, int, int, int]:
+    """FLOPs per column of a product with [C, C], and of a product with a state, over all blocks that have one; then k and e."""
+    (B, H, L, k), e, C = sizes(given.w_in), sizes(given.values)[3], given.block
+    blocks = (L + C - 1) // C
+    return 2 * B * H * blocks * C * C, 2 * B * H * (blocks - 1) * C * k * e, k, e
+
+
+@counts(block_op.forward)
+def block_hyper_mix(given: block_op.Inputs) -> int:
+    """Scores, their product with the values, the sum that a block adds to the state, and the product with the state."""
+    column, state, k, e = _in_blocks(given)
+    return column * (k + e) + 2 * state
+
+
+@counts(block_op.backward)
+def block_hyper_mix_backward(d: Gradient, saved: block_op.Saved, given: block_op.Inputs) -> int:
+    """Scores again and their gradient, the gradients of w_in, w_out and values, and the state's gradient with its share in all four."""
+    column, state, k, e = _in_blocks(given)
+    return column * (3 * k + 2 * e) + 5 * state
+
+
+def _pairs(given: mlp.Inputs) -> tuple[int, int, int, int, int, int, int]:
+    """Multiplications and additions of one number for each pair of a query and a key at or before it, of one head, without the empty
+    halves of tiles; then the heads of q, e, the heads of v, f, and the ranks of both banks."""
+    (B, Hq, T, e), (_, H, _, f) = sizes(given.q), sizes(given.v)
+    r1, r2 = (0 if down is None else sizes(down)[2] for down in (given.down1, given.down2))
+    return B * T * (T + 1), Hq, e, H, f, r1, r2
+
+
+@counts(mlp.forward)
+def hyper_mlp(given: mlp.Inputs) -> int:
+    """Scores in each of three passes (two without a first bank), u once and its way back twice; y, w and o."""
+    pairs, Hq, e, H, f, r1, r2 = _pairs(given)
+    return pairs * (Hq * ((3 if r1 else 2) * e + 3 * r1) + H * (2 * r2 + f))
+
+
+@counts(mlp.backward)
+def hyper_mlp_backward(d: mlp.Gradient, saved: mlp.Outputs, given: mlp.Inputs) -> int:
+    """Scores, dq and dk; dw and dv. Of the first bank h, E, dz and two gradients, of the second G, da, w and two gradients."""
+    pairs, Hq, e, H, f, r1, r2 = _pairs(given)
+    return pairs * (Hq * (3 * e + 5 * r1) + H * (2 * f + 5 * r2))

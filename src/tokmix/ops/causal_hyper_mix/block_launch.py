@@ -51,8 +51,8 @@ def forward(
 
 
 def backward(
-    dy: Tensor, w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, scale: Tensor,
-    starts: Tensor, kept: Tensor, block: int,
+    dy: Tensor, starts: Tensor, kept: Tensor, w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None,
+    real: Tensor | None, scale: Tensor, block: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of w_in, w_out, values, log_decay (empty without one) and scale."""
     dy, w_in, w_out, values = last_dim_contiguous(dy), last_dim_contiguous(w_in), last_dim_contiguous(w_out), last_dim_contiguous(values)

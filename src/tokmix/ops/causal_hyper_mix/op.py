@@ -10,14 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tokmix.ops.fast_call import Context, Gradients, KernelOp, on_its_device
+from tokmix.ops.fast_call import Gradients, KernelOp
+from tokmix.ops.sizes import cdiv
 
 CHUNK = 64  # the same as in `launch`, which needs triton
 
 
-class Kept(NamedTuple):
-    """For the backward pass of the scan: its inputs, the last state, and of several chunks the state before each and how much of it
-    each keeps."""
+# ---------------------------------------------------------------- the scan
+class Inputs(NamedTuple):
+    """The op's arguments, in order."""
 
     w_in: Tensor
     w_out: Tensor
@@ -26,9 +27,19 @@ class Kept(NamedTuple):
     real: Tensor | None
     scale: Tensor
     hidden: Tensor
+
+
+class Saved(NamedTuple):
+    """For the backward pass: the last state and, of several chunks, the state before each and how much of it each keeps."""
+
     last: Tensor  # [B, H, k, e]
     starts: Tensor  # [B, H, chunks, k, e]
     kept: Tensor  # [B, H, chunks]
+
+
+class TwoGradients(NamedTuple):
+    dy: Tensor
+    dlast: Tensor
 
 
 def by_token(like: Tensor) -> Tensor:
@@ -36,102 +47,79 @@ def by_token(like: Tensor) -> Tensor:
     return like.new_empty(B, L, H, e).transpose(1, 2)
 
 
-# ---------------------------------------------------------------- the scan
-@torch.library.custom_op("tokmix::causal_hyper_mix", mutates_args=())
-@on_its_device
-def causal_hyper_mix(
-    w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, scale: Tensor, hidden: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from tokmix.ops.causal_hyper_mix import launch
-
-    return launch.forward(w_in, w_out, values, log_decay, real, scale, hidden)
-
-
-@causal_hyper_mix.register_fake
-def _(
-    w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, scale: Tensor, hidden: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def empty_states(w_in: Tensor, values: Tensor, log_decay: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
+    """Of several chunks the state before each, and with decay how much of it each keeps; in float32."""
     B, H, L, k = w_in.shape
-    chunks = (L + CHUNK - 1) // CHUNK
-    new = lambda *shape: hidden.new_empty(shape)
-    several = chunks > 1
-    starts = new(B, H, chunks, k, values.shape[3]) if several else new(0)
-    return by_token(values), new(*hidden.shape), starts, new(B, H, chunks) if several and log_decay is not None else new(0)
+    chunks = cdiv(L, chunk)
+    new = lambda *shape: w_in.new_empty(shape, dtype=torch.float32)
+    starts = new(B, H, chunks, k, values.shape[3]) if chunks > 1 else new(0)
+    return starts, new(B, H, chunks) if chunks > 1 and log_decay is not None else new(0)
 
 
-@torch.library.custom_op("tokmix::causal_hyper_mix_backward", mutates_args=())
-@on_its_device
-def causal_hyper_mix_backward(
-    dy: Tensor, dlast: Tensor, w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, scale: Tensor,
-    hidden: Tensor, last: Tensor, starts: Tensor, kept: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    from tokmix.ops.causal_hyper_mix import launch
-
-    return launch.backward(dy, dlast, w_in, w_out, values, log_decay, real, scale, hidden, last, starts, kept)
+def empty_gradients(w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, scale: Tensor) -> tuple[Tensor, ...]:
+    """Like w_in, w_out, values, log_decay (empty without one) and scale."""
+    dlog = scale.new_empty(scale.shape if log_decay is not None else (0,), dtype=torch.float32)
+    return w_in.new_empty(w_in.shape), w_out.new_empty(w_out.shape), by_token(values), dlog, scale.new_empty(scale.shape)
 
 
-@causal_hyper_mix_backward.register_fake
-def _(
-    dy: Tensor, dlast: Tensor, w_in: Tensor, w_out: Tensor, values: Tensor, log_decay: Tensor | None, real: Tensor | None, scale: Tensor,
-    hidden: Tensor, last: Tensor, starts: Tensor, kept: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    new = lambda shape, like: like.new_empty(shape)
-    dlog = new(scale.shape if log_decay is not None else (0,), hidden)
-    return new(w_in.shape, w_in), new(w_out.shape, w_out), by_token(values), dlog, new(scale.shape, scale), new(hidden.shape, hidden)
+def _empty(given: Inputs) -> tuple[Tensor, ...]:
+    last = given.hidden.new_empty(given.hidden.shape)
+    return by_token(given.values), last, *empty_states(given.w_in, given.values, given.log_decay, CHUNK)
 
 
-def _keep(ctx: Context, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs, *output[1:])
-    ctx.mark_non_differentiable(*output[2:])
+def _empty_backward(d: TwoGradients, given: Inputs, saved: Saved) -> tuple[Tensor, ...]:
+    return *empty_gradients(*given[:4], given.scale), given.hidden.new_empty(given.hidden.shape)
 
 
-def _gradients(ctx: Context, dy: Tensor, dlast: Tensor, *unused: Tensor) -> Gradients:
-    kept = Kept(*ctx.saved_tensors)
-    dw_in, dw_out, dvalues, dlog, dscale, dhidden = backward.entry(dy, dlast, *kept)(dy, dlast, *kept)
-    return dw_in, dw_out, dvalues, None if kept.log_decay is None else dlog, None, dscale, dhidden
+def _gradients(dy: Tensor, dlast: Tensor, saved: Saved, given: Inputs) -> Gradients:
+    dw_in, dw_out, dvalues, dlog, dscale, dhidden = backward.entry(dy, dlast, *given, *saved)(dy, dlast, *given, *saved)
+    return dw_in, dw_out, dvalues, None if given.log_decay is None else dlog, None, dscale, dhidden
 
 
-forward = KernelOp[tuple[Tensor, ...]](causal_hyper_mix, "tokmix.ops.causal_hyper_mix.launch:forward", _keep, _gradients)
-backward = KernelOp[tuple[Tensor, ...]](causal_hyper_mix_backward, "tokmix.ops.causal_hyper_mix.launch:backward")
+forward = KernelOp[tuple[Tensor, ...]](
+    "tokmix::causal_hyper_mix", "tokmix.ops.causal_hyper_mix.launch:forward", [Inputs], 4, _empty
+)  # fmt: skip
+backward = KernelOp[tuple[Tensor, ...]](
+    "tokmix::causal_hyper_mix_backward", "tokmix.ops.causal_hyper_mix.launch:backward", [TwoGradients, Inputs, Saved], 6, _empty_backward
+)
+forward.differentiate(_gradients, Inputs, Saved, smooth=2)
 
 
 # ---------------------------------------------------------------- the counts
-@torch.library.custom_op("tokmix::decayed_counts", mutates_args=())
-@on_its_device
-def decayed_counts(log_decay: Tensor, real: Tensor | None, first: Tensor) -> Tensor:
-    from tokmix.ops.causal_hyper_mix import launch
-
-    return launch.counts(log_decay, real, first)
+class CountInputs(NamedTuple):
+    log_decay: Tensor
+    real: Tensor | None
+    first: Tensor
 
 
-@decayed_counts.register_fake
-def _(log_decay: Tensor, real: Tensor | None, first: Tensor) -> Tensor:
-    return log_decay.new_empty(log_decay.shape)
+class Counts(NamedTuple):
+    counts: Tensor
 
 
-@torch.library.custom_op("tokmix::decayed_counts_backward", mutates_args=())
-@on_its_device
-def decayed_counts_backward(d: Tensor, log_decay: Tensor, first: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    from tokmix.ops.causal_hyper_mix import launch
+class CountsRead(NamedTuple):
+    """What the backward pass reads."""
 
-    return launch.counts_backward(d, log_decay, first, counts)
-
-
-@decayed_counts_backward.register_fake
-def _(d: Tensor, log_decay: Tensor, first: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    return log_decay.new_empty(log_decay.shape), first.new_empty(first.shape)
+    d: Tensor
+    log_decay: Tensor
+    first: Tensor
+    counts: Tensor
 
 
-def _keep_counts(ctx: Context, inputs: tuple[Tensor, Tensor | None, Tensor], output: Tensor) -> None:
-    log_decay, _, first = inputs
-    ctx.save_for_backward(log_decay, first, output)
+def _empty_counts_backward(given: CountsRead) -> tuple[Tensor, Tensor]:
+    return given.log_decay.new_empty(given.log_decay.shape), given.first.new_empty(given.first.shape)
 
 
-def _count_gradients(ctx: Context, d: Tensor) -> Gradients:
-    log_decay, first, counts = ctx.saved_tensors
-    dlog, dfirst = counts_backward.entry(d, log_decay, first, counts)(d, log_decay, first, counts)
+def _count_gradients(d: Tensor, saved: Counts, given: CountInputs) -> Gradients:
+    read = CountsRead(d, given.log_decay, given.first, saved.counts)
+    dlog, dfirst = counts_backward.entry(*read)(*read)
     return dlog, None, dfirst
 
 
-counts_forward = KernelOp[Tensor](decayed_counts, "tokmix.ops.causal_hyper_mix.launch:counts", _keep_counts, _count_gradients)
-counts_backward = KernelOp[tuple[Tensor, ...]](decayed_counts_backward, "tokmix.ops.causal_hyper_mix.launch:counts_backward")
+counts_forward = KernelOp[Tensor](
+    "tokmix::decayed_counts", "tokmix.ops.causal_hyper_mix.launch:counts", [CountInputs], 1,
+    lambda given: given.log_decay.new_empty(given.log_decay.shape),
+)  # fmt: skip
+counts_backward = KernelOp[tuple[Tensor, ...]](
+    "tokmix::decayed_counts_backward", "tokmix.ops.causal_hyper_mix.launch:counts_backward", [CountsRead], 2, _empty_counts_backward
+)
+counts_forward.differentiate(_count_gradients, CountInputs, Counts, unread=["real"])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tokmix.ops.fast_call import Context, Gradients, KernelOp, no_gradients, on_its_device, restore, save
+from tokmix.ops.fast_call import Gradient, Gradients, KernelOp
 from tokmix.ops.hyper_mix.reassociated import loses_digits
 
 
@@ -46,77 +46,33 @@ class Saved(NamedTuple):
     rstd: Tensor  # [B * T]
 
 
-@torch.library.custom_op("tokmix::wide_hyper_mix", mutates_args=())
-@on_its_device
-def wide_hyper_mix(
-    x: Tensor, values: Tensor | None, u1: Tensor, b1: Tensor | None, v1: Tensor, c1: Tensor | None, u2: Tensor | None, b2: Tensor | None,
-    v2: Tensor | None, c2: Tensor | None, scale: Tensor | None, readout: Tensor | None, gain: Tensor | None, bias: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    from tokmix.ops.hyper_mix import wide
-
-    return wide.forward(x, values, u1, b1, v1, c1, u2, b2, v2, c2, scale, readout, gain, bias, eps)
-
-
-@wide_hyper_mix.register_fake
-def _(
-    x: Tensor, values: Tensor | None, u1: Tensor, b1: Tensor | None, v1: Tensor, c1: Tensor | None, u2: Tensor | None, b2: Tensor | None,
-    v2: Tensor | None, c2: Tensor | None, scale: Tensor | None, readout: Tensor | None, gain: Tensor | None, bias: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    B, T, D = x.shape
-    H, e, i = u1.shape
-    k, width = v1.shape[2], i if u2 is None else 2 * i
+def _empty(given: Inputs) -> tuple[Tensor, ...]:
+    x, (B, T, D), (H, e, i) = given.x, given.x.shape, given.u1.shape
+    k, width = given.v1.shape[2], i if given.u2 is None else 2 * i
     wide = lambda *shape: x.new_empty(*shape, dtype=torch.float32)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tokens = [x.new_empty(H, B * T, width) for _ in range(2)]
     exact = loses_digits(T, e, x.dtype)
     states, read = (x.new_empty(H, B * e, width) for width in (2 * i if exact else i, i))
     hidden = x.new_empty(H, B * e, k, dtype=torch.float32 if exact else x.dtype)
-    m = wide(0) if c1 is None else wide(B, D)
-    if gain is None:
+    m = wide(0) if given.c1 is None else wide(B, D)
+    if given.gain is None:
         return y, *tokens, states, m, hidden, read, x.new_empty(0), wide(0), wide(0), wide(0)
-    return y, *tokens, states, m, hidden, read, torch.empty_like(y), wide(0) if c1 is None else wide(B, D), wide(B * T), wide(B * T)
+    r = wide(0) if given.c1 is None else wide(B, D)
+    return y, *tokens, states, m, hidden, read, torch.empty_like(y), r, wide(B * T), wide(B * T)
 
 
-@torch.library.custom_op("tokmix::wide_hyper_mix_backward", mutates_args=())
-@on_its_device
-def wide_hyper_mix_backward(
-    dy: Tensor, p: Tensor, h: Tensor, states: Tensor, m: Tensor, hidden: Tensor, read: Tensor, z: Tensor, r: Tensor, mean: Tensor,
-    rstd: Tensor, x: Tensor, values: Tensor | None, u1: Tensor, b1: Tensor | None, v1: Tensor, c1: Tensor | None, u2: Tensor | None,
-    b2: Tensor | None, v2: Tensor | None, c2: Tensor | None, scale: Tensor | None, readout: Tensor | None, gain: Tensor | None,
-    bias: Tensor | None, eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    from tokmix.ops.hyper_mix import wide
-
-    given = (x, values, u1, b1, v1, c1, u2, b2, v2, c2, scale, readout, gain, bias, eps)
-    return wide.backward(dy, p, h, states, m, hidden, read, z, r, mean, rstd, *given)
-
-
-@wide_hyper_mix_backward.register_fake
-def _(
-    dy: Tensor, p: Tensor, h: Tensor, states: Tensor, m: Tensor, hidden: Tensor, read: Tensor, z: Tensor, r: Tensor, mean: Tensor,
-    rstd: Tensor, x: Tensor, values: Tensor | None, u1: Tensor, b1: Tensor | None, v1: Tensor, c1: Tensor | None, u2: Tensor | None,
-    b2: Tensor | None, v2: Tensor | None, c2: Tensor | None, scale: Tensor | None, readout: Tensor | None, gain: Tensor | None,
-    bias: Tensor | None, eps: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    H, _, i = read.shape
-    D, width, k = x.shape[2], p.shape[2], hidden.shape[2]
+def _empty_backward(d: Gradient, saved: Saved, given: Inputs) -> tuple[Tensor, ...]:
+    x, (H, _, i) = given.x, saved.read.shape
+    D, width, k = x.shape[2], saved.p.shape[2], saved.hidden.shape[2]
     wide = lambda *shape: x.new_empty(*shape, dtype=torch.float32)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    dvalues = x.new_empty(0) if values is None else torch.empty_like(dx)
+    dvalues = x.new_empty(0) if given.values is None else torch.empty_like(dx)
     outer = [x.new_empty(H, i, k) for _ in range(2)]
-    return dx, dvalues, x.new_empty(H, D // H, width), wide(H, width), *outer, wide(2, H, k), wide(0 if gain is None else 2, D)
+    return dx, dvalues, x.new_empty(H, D // H, width), wide(H, width), *outer, wide(2, H, k), wide(0 if given.gain is None else 2, D)
 
 
-def _keep(ctx: Context, inputs: tuple[object, ...], output: tuple[Tensor, ...]) -> None:
-    save(ctx, inputs, output[1:])
-
-
-def _gradients(ctx: Context, dy: Tensor | None, *unused: None) -> Gradients:
-    if dy is None:
-        return no_gradients(ctx)
-    given, saved = restore(ctx, Inputs, Saved)
+def _gradients(dy: Tensor, saved: Saved, given: Inputs) -> Gradients:
     dx, dvalues, du, db, dv1, dv2, dc, dnorm = backward.entry(dy, *saved, *given)(dy, *saved, *given)
     i = given.u1.shape[2]
     like = lambda grad, weight: None if weight is None else grad.to(weight.dtype)
@@ -130,5 +86,8 @@ def _gradients(ctx: Context, dy: Tensor | None, *unused: None) -> Gradients:
     return dx, None if given.values is None else dvalues, *nets, None, None, *norm, None
 
 
-forward = KernelOp[tuple[Tensor, ...]](wide_hyper_mix, "tokmix.ops.hyper_mix.wide:forward", _keep, _gradients)
-backward = KernelOp[tuple[Tensor, ...]](wide_hyper_mix_backward, "tokmix.ops.hyper_mix.wide:backward")
+forward = KernelOp[tuple[Tensor, ...]]("tokmix::wide_hyper_mix", "tokmix.ops.hyper_mix.wide:forward", [Inputs], 11, _empty)
+backward = KernelOp[tuple[Tensor, ...]](
+    "tokmix::wide_hyper_mix_backward", "tokmix.ops.hyper_mix.wide:backward", [Gradient, Saved, Inputs], 8, _empty_backward
+)
+forward.differentiate(_gradients, Inputs, Saved)

@@ -3,24 +3,24 @@ op first runs."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from tokmix.ops.fast_call import KernelOp, on_its_device
+from tokmix.ops.fast_call import KernelOp
 
 
-@torch.library.custom_op("tokmix::linear_attention", mutates_args=())
-@on_its_device
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
-    from tokmix.ops.linear_attention.kernels import both_ways
+class Inputs(NamedTuple):
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    real: Tensor | None
 
-    return both_ways.forward(q, k, v, real)
 
-
-@linear_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
-    B, H, L, E = q.shape
+def _empty(given: Inputs) -> Tensor:
+    (B, H, L, E), v = given.q.shape, given.v
     return torch.empty(B, L, H, E, dtype=v.dtype, device=v.device).transpose(1, 2)
 
 
-forward = KernelOp[Tensor](linear_attention, "tokmix.ops.linear_attention.kernels.both_ways:forward")
+forward = KernelOp[Tensor]("tokmix::linear_attention", "tokmix.ops.linear_attention.kernels.both_ways:forward", [Inputs], 1, _empty)

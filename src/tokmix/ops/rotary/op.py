@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from tokmix.ops.fast_call import Context, Gradients, KernelOp, on_its_device
+from tokmix.ops.fast_call import Gradient, Gradients, KernelOp, Nothing
 
 
-@torch.library.custom_op("tokmix::rotary", mutates_args=())
-@on_its_device
-def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    from tokmix.ops.rotary.kernels import pairs
+class Inputs(NamedTuple):
+    x: Tensor
+    cos: Tensor
+    sin: Tensor
 
-    return pairs.turned(x, cos, sin)
+
+class Angles(NamedTuple):
+    cos: Tensor
+    sin: Tensor
 
 
 def _like(x: Tensor) -> Tensor:
@@ -22,29 +27,13 @@ def _like(x: Tensor) -> Tensor:
     return torch.empty(B, L, H, E, dtype=x.dtype, device=x.device).transpose(1, 2)
 
 
-rotary.register_fake(lambda x, cos, sin: _like(x))
-
-
-@torch.library.custom_op("tokmix::rotary_backward", mutates_args=())
-@on_its_device
-def rotary_backward(dy: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    from tokmix.ops.rotary.kernels import pairs
-
-    return pairs.turned_back(dy, cos, sin)
-
-
-rotary_backward.register_fake(lambda dy, cos, sin: _like(dy))
-
-
-def _keep(ctx: Context, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[1:])
-
-
-def _gradients(ctx: Context, dy: Tensor) -> Gradients:
-    cos, sin = ctx.saved_tensors
+def _gradients(dy: Tensor, saved: Nothing, given: Inputs) -> Gradients:
     dy = dy if dy.stride(3) == 1 else dy.contiguous()
-    return backward.entry(dy, cos, sin)(dy, cos, sin), None, None
+    return backward.entry(dy, *given[1:])(dy, *given[1:]), None, None
 
 
-forward = KernelOp[Tensor](rotary, "tokmix.ops.rotary.kernels.pairs:turned", _keep, _gradients)
-backward = KernelOp[Tensor](rotary_backward, "tokmix.ops.rotary.kernels.pairs:turned_back")
+forward = KernelOp[Tensor]("tokmix::rotary", "tokmix.ops.rotary.kernels.pairs:turned", [Inputs], 1, lambda given: _like(given.x))
+backward = KernelOp[Tensor](
+    "tokmix::rotary_backward", "tokmix.ops.rotary.kernels.pairs:turned_back", [Gradient, Angles], 1, lambda d, angles: _like(d.dy)
+)
+forward.differentiate(_gradients, Inputs, Nothing, unread=["x"])

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tokmix.ops.fast_call import Context, Gradients, KernelOp, on_its_device, restore, save
+from tokmix.ops.fast_call import Gradient, Gradients, KernelOp, Nothing
 
 
-def like(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty(x.shape, dtype=dtype, device=x.device)
+def like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
 
 
 def _per_weight(channels: Tensor, a: Tensor, count: int) -> Gradients:
@@ -25,10 +25,6 @@ def _per_weight(channels: Tensor, a: Tensor, count: int) -> Gradients:
     if width != grouped.shape[2]:
         grouped = grouped.sum(2, keepdim=True)
     return *grouped.to(a.dtype).unbind(), *[None] * (3 - count)
-
-
-class Nothing(NamedTuple):
-    """The forward pass saves no intermediate tensors."""
 
 
 # ---------------------------------------------------------------- weighted: ab and vector
@@ -44,48 +40,24 @@ class Inputs(NamedTuple):
     places: Tensor | None
 
 
-@torch.library.custom_op("tokmix::shift_mix", mutates_args=())
-@on_its_device
-def shift_mix(x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, shift: int, table: Tensor | None, places: Tensor | None) -> Tensor:
-    from tokmix.ops.shift_mix.kernels import weighted
-
-    return weighted.forward(x, a, b, c, shift, table, places)
+def _empty(given: Inputs) -> Tensor:
+    return like(given.x, torch.promote_types(given.x.dtype, given.a.dtype))
 
 
-@shift_mix.register_fake
-def _(x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, shift: int, table: Tensor | None, places: Tensor | None) -> Tensor:
-    return like(x, torch.promote_types(x.dtype, a.dtype))
+def _empty_backward(d: Gradient, given: Inputs) -> tuple[Tensor, Tensor]:
+    return like(given.x), given.x.new_empty(2 if given.c is None else 3, given.x.shape[2], dtype=torch.float32)
 
 
-@torch.library.custom_op("tokmix::shift_mix_backward", mutates_args=())
-@on_its_device
-def shift_mix_backward(
-    dy: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, shift: int, table: Tensor | None, places: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    from tokmix.ops.shift_mix.kernels import weighted
-
-    return weighted.backward(dy, x, a, b, c, shift, table, places)
-
-
-@shift_mix_backward.register_fake
-def _(
-    dy: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, shift: int, table: Tensor | None, places: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    return like(x, x.dtype), x.new_empty(2 if c is None else 3, x.shape[2], dtype=torch.float32)
-
-
-def _keep(ctx: Context, inputs: tuple[object, ...], output: Tensor) -> None:
-    save(ctx, inputs)
-
-
-def _gradients(ctx: Context, dy: Tensor) -> Gradients:
-    given, _ = restore(ctx, Inputs, Nothing)
+def _gradients(dy: Tensor, saved: Nothing, given: Inputs) -> Gradients:
     dx, channels = backward.entry(dy, *given)(dy, *given)
     return dx, *_per_weight(channels, given.a, len(channels)), None, None, None
 
 
-forward = KernelOp[Tensor](shift_mix, "tokmix.ops.shift_mix.kernels.weighted:forward", _keep, _gradients)
-backward = KernelOp[tuple[Tensor, ...]](shift_mix_backward, "tokmix.ops.shift_mix.kernels.weighted:backward")
+forward = KernelOp[Tensor]("tokmix::shift_mix", "tokmix.ops.shift_mix.kernels.weighted:forward", [Inputs], 1, _empty)
+backward = KernelOp[tuple[Tensor, ...]](
+    "tokmix::shift_mix_backward", "tokmix.ops.shift_mix.kernels.weighted:backward", [Gradient, Inputs], 2, _empty_backward
+)
+forward.differentiate(_gradients, Inputs, Nothing)
 
 
 # ---------------------------------------------------------------- LayerNorm, weighted, residual
@@ -104,46 +76,15 @@ class NormInputs(NamedTuple):
     places: Tensor | None
 
 
-@torch.library.custom_op("tokmix::norm_shift_mix", mutates_args=())
-@on_its_device
-def norm_shift_mix(
-    x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, gain: Tensor, bias: Tensor, eps: float,
-    shift: int, table: Tensor | None, places: Tensor | None,
-) -> Tensor:  # fmt: skip
-    from tokmix.ops.shift_mix.kernels import norm_weighted
-
-    return norm_weighted.forward(x, a, b, c, gain, bias, eps, shift, table, places)
+def _norm_empty(given: NormInputs) -> Tensor:
+    return like(given.x, torch.promote_types(given.x.dtype, given.a.dtype))
 
 
-@norm_shift_mix.register_fake
-def _(
-    x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, gain: Tensor, bias: Tensor, eps: float,
-    shift: int, table: Tensor | None, places: Tensor | None,
-) -> Tensor:  # fmt: skip
-    return like(x, torch.promote_types(x.dtype, a.dtype))
+def _norm_empty_backward(d: Gradient, given: NormInputs) -> tuple[Tensor, Tensor]:
+    return like(given.x), given.x.new_empty(4 if given.c is None else 5, given.x.shape[2], dtype=torch.float32)
 
 
-@torch.library.custom_op("tokmix::norm_shift_mix_backward", mutates_args=())
-@on_its_device
-def norm_shift_mix_backward(
-    dy: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, gain: Tensor, bias: Tensor, eps: float,
-    shift: int, table: Tensor | None, places: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    from tokmix.ops.shift_mix.kernels import norm_weighted
-
-    return norm_weighted.backward(dy, x, a, b, c, gain, bias, eps, shift, table, places)
-
-
-@norm_shift_mix_backward.register_fake
-def _(
-    dy: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor | None, gain: Tensor, bias: Tensor, eps: float,
-    shift: int, table: Tensor | None, places: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return like(x, x.dtype), x.new_empty(4 if c is None else 5, x.shape[2], dtype=torch.float32)
-
-
-def _norm_gradients(ctx: Context, dy: Tensor) -> Gradients:
-    given, _ = restore(ctx, NormInputs, Nothing)
+def _norm_gradients(dy: Tensor, saved: Nothing, given: NormInputs) -> Gradients:
     dx, channels = norm_backward.entry(dy, *given)(dy, *given)
     if given.a.shape[1] > 1 and given.gain.dtype == given.a.dtype:
         channels = channels.to(given.gain.dtype)  # one cast for all
@@ -151,5 +92,11 @@ def _norm_gradients(ctx: Context, dy: Tensor) -> Gradients:
     return dx, *_per_weight(channels[2:], given.a, len(channels) - 2), dgain, dbias, None, None, None, None
 
 
-norm_forward = KernelOp[Tensor](norm_shift_mix, "tokmix.ops.shift_mix.kernels.norm_weighted:forward", _keep, _norm_gradients)
-norm_backward = KernelOp[tuple[Tensor, ...]](norm_shift_mix_backward, "tokmix.ops.shift_mix.kernels.norm_weighted:backward")
+norm_forward = KernelOp[Tensor](
+    "tokmix::norm_shift_mix", "tokmix.ops.shift_mix.kernels.norm_weighted:forward", [NormInputs], 1, _norm_empty
+)
+norm_backward = KernelOp[tuple[Tensor, ...]](
+    "tokmix::norm_shift_mix_backward", "tokmix.ops.shift_mix.kernels.norm_weighted:backward",
+    [Gradient, NormInputs], 2, _norm_empty_backward,
+)  # fmt: skip
+norm_forward.differentiate(_norm_gradients, NormInputs, Nothing)

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from tokmix.ops.fast_call import KernelOp, on_its_device
+from tokmix.ops.fast_call import KernelOp
 from tokmix.ops.shift_mix.op import like
+
+
+class Inputs(NamedTuple):
+    x: Tensor
+    ring: Tensor
+    position: Tensor
+    new: Tensor | None
+    weights: list[Tensor]
+    gate: Tensor | None
+    gate_bias: Tensor | None
+    gain: Tensor | None
+    bias: Tensor | None
+    eps: float
+    advance: bool
 
 
 def result_dtype(x: Tensor, ring: Tensor, weights: list[Tensor], gate: Tensor | None) -> torch.dtype:
@@ -17,23 +33,8 @@ def result_dtype(x: Tensor, ring: Tensor, weights: list[Tensor], gate: Tensor | 
     return dtype
 
 
-@torch.library.custom_op("tokmix::shift_step", mutates_args=("ring", "position"))
-@on_its_device
-def shift_step(
-    x: Tensor, ring: Tensor, position: Tensor, new: Tensor | None, weights: list[Tensor], gate: Tensor | None, gate_bias: Tensor | None,
-    gain: Tensor | None, bias: Tensor | None, eps: float, advance: bool,
-) -> Tensor:  # fmt: skip
-    from tokmix.ops.shift_mix.kernels import step
-
-    return step.run(x, ring, position, new, weights, gate, gate_bias, gain, bias, eps, advance)
+def _empty(given: Inputs) -> Tensor:
+    return like(given.x, result_dtype(given.x, given.ring, given.weights, given.gate))
 
 
-@shift_step.register_fake
-def _(
-    x: Tensor, ring: Tensor, position: Tensor, new: Tensor | None, weights: list[Tensor], gate: Tensor | None, gate_bias: Tensor | None,
-    gain: Tensor | None, bias: Tensor | None, eps: float, advance: bool,
-) -> Tensor:  # fmt: skip
-    return like(x, result_dtype(x, ring, weights, gate))
-
-
-forward = KernelOp[Tensor](shift_step, "tokmix.ops.shift_mix.kernels.step:run")
+forward = KernelOp[Tensor]("tokmix::shift_step", "tokmix.ops.shift_mix.kernels.step:run", [Inputs], 1, _empty, ["ring", "position"])

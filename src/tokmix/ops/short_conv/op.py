@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from tokmix.ops.fast_call import Context, Gradients, KernelOp, on_its_device
+from tokmix.ops.fast_call import Gradient, Gradients, KernelOp, Nothing
 
 
-@torch.library.custom_op("tokmix::short_conv", mutates_args=())
-@on_its_device
-def short_conv(x: Tensor, weight: Tensor) -> Tensor:
-    from tokmix.ops.short_conv.kernels import depthwise
-
-    return depthwise.forward(x, weight)
+class Inputs(NamedTuple):
+    x: Tensor
+    weight: Tensor
 
 
-@short_conv.register_fake
-def _(x: Tensor, weight: Tensor) -> Tensor:
+def _like(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-@torch.library.custom_op("tokmix::short_conv_backward", mutates_args=())
-@on_its_device
-def short_conv_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    from tokmix.ops.short_conv.kernels import depthwise
-
-    return depthwise.backward(dy, x, weight)
+def _empty_backward(d: Gradient, given: Inputs) -> tuple[Tensor, Tensor]:
+    D, K = given.weight.shape
+    return _like(given.x), given.x.new_empty(K, D, dtype=torch.float32).mT
 
 
-@short_conv_backward.register_fake
-def _(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    D, K = weight.shape
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device), x.new_empty(K, D, dtype=torch.float32).mT
+def _gradients(dy: Tensor, saved: Nothing, given: Inputs) -> Gradients:
+    dx, dweight = backward.entry(dy, *given)(dy, *given)
+    return dx, dweight.to(given.weight.dtype)
 
 
-def _keep(ctx: Context, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _gradients(ctx: Context, dy: Tensor) -> Gradients:
-    x, weight = ctx.saved_tensors
-    dx, dweight = backward.entry(dy, x, weight)(dy, x, weight)
-    return dx, dweight.to(weight.dtype)
-
-
-forward = KernelOp[Tensor](short_conv, "tokmix.ops.short_conv.kernels.depthwise:forward", _keep, _gradients)
-backward = KernelOp[tuple[Tensor, ...]](short_conv_backward, "tokmix.ops.short_conv.kernels.depthwise:backward")
+forward = KernelOp[Tensor](
+    "tokmix::short_conv", "tokmix.ops.short_conv.kernels.depthwise:forward", [Inputs], 1, lambda given: _like(given.x)
+)
+backward = KernelOp[tuple[Tensor, ...]](
+    "tokmix::short_conv_backward", "tokmix.ops.short_conv.kernels.depthwise:backward", [Gradient, Inputs], 2, _empty_backward
+)
+forward.differentiate(_gradients, Inputs, Nothing)

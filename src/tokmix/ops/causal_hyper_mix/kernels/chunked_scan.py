@@ -29,7 +29,6 @@ import triton
 import triton.language as tl
 
 from tokmix.ops import flops  # noqa: F401  (registers the FLOP formulas, which imports triton)
-from tokmix.ops.causal_hyper_mix import flops as _own  # noqa: F401
 from tokmix.ops.causal_hyper_mix.kernels.tiles import advance, gelu, kept_after, load, rows, start, token
 from tokmix.ops.kernels.rounding import store_rounded
 
