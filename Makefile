@@ -37,8 +37,8 @@ test-deps:
 	sh tests/deps.sh
 
 lint: $(VENV)/.installed
-	$(BIN)/ruff check src tests reproduce bench
-	$(BIN)/ruff format --check src tests reproduce bench
+	$(BIN)/ruff check src tests reproduce bench docs/*.py
+	$(BIN)/ruff format --check src tests reproduce bench docs/*.py
 	$(BIN)/mypy
 
 $(VENV)/.installed: pyproject.toml requirements/test.lock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,12 @@ def test_no_paragraph_is_a_list_of_numbers() -> None:
     assert not crowded, crowded
     mended = [name for name, count in CROWDED.items() if count and name not in NAMES]
     assert not mended, f"not there any more: take {mended} out of CROWDED"
+
+
+@pytest.mark.parametrize("words", [["check"], ["format", "--check"]], ids=["check", "format"])
+def test_the_scripts_of_the_site_pass_the_linter(words: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "ruff", *words, *(ROOT / "docs").glob("*.py")], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_rules_find_what_they_are_for() -> None:
