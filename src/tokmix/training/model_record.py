@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokmix.runs.files import Damaged, JsonObject, read_json
-from tokmix.runs.records import check_format
+from tokmix.runs.records import check_format, from_json
+from tokmix.training.mixture import Mixture
 
 RECORD = "training.json"
 FORMAT = "tokmix-training"
@@ -49,22 +50,32 @@ class ModelRecord:
         for name, kind in (("task", str), ("labels", list), ("tokenizer", dict), ("columns", dict), ("stream", bool)):
             if not isinstance(found.get(name), kind):
                 raise Damaged(f"{folder} is damaged: {RECORD} has no {name!r}" + (" that can be read" if name in found else ""))
-        if not all(isinstance(label, str) for label in found["labels"]):
-            raise Damaged(f"{folder} is damaged: {RECORD} has no 'labels' that can be read")
-        columns, tokenizer = found["columns"], found["tokenizer"]
-        texts, roles = columns.get("text") or [], tokenizer.get("roles")
-        if not isinstance(texts, list) or not all(isinstance(name, str) for name in texts):
-            raise Damaged(f"{folder} is damaged: {RECORD} has no 'columns' that can be read")
-        if not isinstance(roles, dict) or not all(isinstance(one, int) and not isinstance(one, bool) for one in roles.values()):
-            raise Damaged(f"{folder} is damaged: {RECORD} does not say which tokens are special")
-        data, settings = _part(found, "data"), _part(found, "settings")
+        columns, tokenizer, data, settings = found["columns"], found["tokenizer"], _part(found, "data"), _part(found, "settings")
+        texts, roles, sources = columns.get("text") or [], tokenizer.get("roles"), data.get("source") or []
+        deviation, answers = found.get("deviation") or 1.0, found.get("answers")  # older folders lack both
+        for name, good in (
+            ("labels", _all(found["labels"], str)),
+            ("columns.text", _all(texts, str)),
+            ("tokenizer.roles", isinstance(roles, dict) and _all(list(roles.values()), int)),  # which tokens are special
+            ("data.source", _all(sources, dict) and _all([one.get("name") for one in sources], str)),
+            ("deviation", isinstance(deviation, (int, float)) and deviation > 0),
+            ("answers", answers is None or isinstance(answers, dict)),
+        ):
+            if not good:
+                raise Damaged(f"{folder} is damaged: {RECORD} has no {name!r} that can be read")
+        if answers:
+            from_json(Mixture, {**answers, "held": {}}, path)
         return cls(
             task=found["task"], labels=found["labels"], columns=Columns(tuple(texts), columns.get("target"), columns.get("split")),
             stream=found["stream"], roles=roles, tokenizer_hash=tokenizer.get("sha256"),
-            reading=_part(data, "reading") or _part(settings, "prepare"), sources=tuple(one["name"] for one in data.get("source") or []),
-            settings=_part(settings, "train"), deviation=found.get("deviation") or 1.0,  # older folders lack it
-            answers=found.get("answers"), json=found,
+            reading=_part(data, "reading") or _part(settings, "prepare"), sources=tuple(one["name"] for one in sources),
+            settings=_part(settings, "train"), deviation=deviation, answers=answers, json=found,
         )  # fmt: skip
+
+
+def _all(values: object, kind: type) -> bool:
+    """A list of values of this type; bool is no int."""
+    return isinstance(values, list) and all(isinstance(one, kind) and not isinstance(one, bool) for one in values)
 
 
 def _part(found: JsonObject, name: str) -> JsonObject:
