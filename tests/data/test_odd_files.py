@@ -17,6 +17,7 @@ import pytest
 from tokmix.data.card import Card
 from tokmix.data.prepare.pipeline import prepare
 from tokmix.data.read import stdin
+from tokmix.data.split import place, text_key
 from tokmix.data.tokens import TokenFiles
 
 WORDS = ["the", "a", "one", "film", "day", "road", "with", "of", "in", "house", "was", "it", "and", "so", "then", "blue", "red"]
@@ -92,7 +93,7 @@ def test_labels_that_differ_in_case_or_blanks(tmp_path: Path) -> None:
 
 def test_one_text_with_two_labels(tmp_path: Path) -> None:
     card = read(tmp_path / "a.csv", table(TWO) + "the same words,x\nThe same  words,y\n")
-    assert said(card, "1 texts stand there with different labels")
+    assert said(card, "1 text has different labels in different rows")
 
 
 def test_tiny_classes_and_a_lopsided_split(tmp_path: Path) -> None:
@@ -339,3 +340,62 @@ def test_rows_are_read_further_where_many_are_long(long: int, asked: int | None,
     lines = [f"{' '.join(draw.choices(WORDS, k=3000 if i < long else 8))},{TWO[i]}" for i in range(40)]
     card = read(tmp_path / "a.csv", "\n".join(["text,label", *lines]), max_len=asked)
     assert card.max_len == tokens and sum(split.truncated for split in card.splits.values()) >= long
+
+
+@pytest.mark.parametrize("labels", [None, ""])
+def test_a_test_file_without_labels_is_refused(labels: str | None, tmp_path: Path) -> None:
+    """It was named to measure on: splitting other rows off in its place would be a figure of something else."""
+    draw = random.Random(1)
+    header = "text,sentiment" if labels is None else "text,label"
+    (tmp_path / "new.csv").write_text(header + "\n" + "".join(f"{text(draw)},{labels or ''}\n" for _ in range(9)))
+    with pytest.raises(ValueError, match=r"new\.csv has no column 'label'; it has: text, sentiment|new\.csv has no labels"):
+        read(tmp_path / "a.csv", table(TWO), test_file=str(tmp_path / "new.csv"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_of_one_text(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="every row has the same text: there is nothing to learn"):
+        read(tmp_path / "a.csv", "text,label\n" + "The same,x\nthe  same,y\n" * 30)
+
+
+def test_dates_as_labels(tmp_path: Path) -> None:
+    dates = [f"2024-{1 + i % 12:02d}-{1 + i % 28:02d}" for i in range(400)]
+    with pytest.raises(ValueError, match="column 'label' holds dates, for instance '2024-01-01': name another column"):
+        read(tmp_path / "a.csv", table(dates))
+    assert len(read(tmp_path / "a.csv", table(dates), task="classify").labels) == 84
+    with pytest.raises(ValueError, match="holds dates, for instance"):
+        read(tmp_path / "a.csv", table([f"{1 + i % 28}/{1 + i % 12}/24 10:00" for i in range(400)]), "other")
+
+
+def test_a_comma_in_the_header_of_a_table_with_other_separators(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    for i, (name, part) in enumerate((("text, cleaned", ", and so"), ("text,cleaned", ""), ("text", ", so"))):
+        lines = "".join(f"{i};{text(draw)}{part};{'xy'[i % 2]}\n" for i in range(60))
+        card = read(tmp_path / "a.csv", f"id;{name};label\n{lines}", str(i))
+        assert card.columns["text"] == (name,) and card.labels == ["x", "y"]
+    assert read(tmp_path / "a.csv", table(TWO).replace("text,label", "text,label;z"), "both", label="label;z").labels == ["x", "y"]
+
+
+def test_a_split_by_hash_that_leaves_one_class(tmp_path: Path) -> None:
+    texts = sorted((place(text_key(f"w{i}"), 0.1, 0.1), f"w{i}") for i in range(40))
+    kept, apart = ([one for split, one in texts if (split == "train") is wanted] for wanted in (True, False))
+    content = "text,label\n" + "".join(f"{one},x\n" for one in kept[:8]) + f"{apart[0]},y\n"
+    with pytest.raises(ValueError, match="all 8 rows of train are 'x', so there is nothing to learn"):
+        read(tmp_path / "a.csv", content)
+    assert not (tmp_path / "out").exists()
+    assert read(tmp_path / "a.csv", content, valid=0.0, test=0.0).labels == ["x", "y"]
+
+
+def test_a_class_that_the_figures_cannot_speak_of_is_named(tmp_path: Path) -> None:
+    texts = [f"w{i}" for i in range(300)]
+    rare = [one for one in texts if place(text_key(one), 0.1, 0.1) == "train"][:7]
+    card = read(tmp_path / "a.csv", "text,label\n" + "".join(f"{one},{'yes' if one in rare else 'no'}\n" for one in texts))
+    assert said(card, "1 class has no row in test (yes): its figures say nothing about that")
+    assert not any("no row in test" in one for one in read(tmp_path / "b.csv", table(TWO * 9), "two").warnings)
+
+
+def test_wide_characters_without_a_mark_name_the_option(tmp_path: Path) -> None:
+    wide = table(TWO).encode("utf-16-le")
+    with pytest.raises(ValueError, match="encoding=utf-16-le"):
+        read(tmp_path / "a.csv", wide)
+    assert read(tmp_path / "a.csv", wide, encoding="utf-16-le").labels == ["x", "y"]

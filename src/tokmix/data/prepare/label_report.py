@@ -17,6 +17,7 @@ LOPSIDED = 0.9  # share of the commonest class from which accuracy says little
 SHOWN = 5
 EMPTY = ("n/a", "na", "null", "#n/a", "-", "?")  # as a label, in any case; and None, as Python writes it
 PARTING = (",", ";")  # between labels, as people write several in one cell
+DATE = re.compile(r"\d{4}[-/.]\d\d?[-/.]\d\d?([ T].*)?|\d\d?[-/.]\d\d?[-/.](\d\d){1,2}( .*)?")
 SPELLED = re.compile(r"[^\w-]{0,2}-?\d[\d.,' ]*( ?[^\w\s]| [A-Za-z]{3})?")  # a number with a comma, a currency or a unit: 3,50, $12, 12 %
 
 
@@ -28,6 +29,12 @@ def check_ids(targets: Targets, column: str) -> None:
         raise ValueError(
             f"column {column!r} holds numbers that are not written as such, for instance {spelled[0]!r}: write them with a point and "
             "nothing else (12.5), or say task=classify to make each value a class"
+        )
+    dates = [label for label in targets.counts if DATE.fullmatch(label)]
+    if classes > MANY_NUMBERS and len(dates) > 0.9 * classes:
+        raise ValueError(
+            f"column {column!r} holds dates, for instance {dates[0]!r}: name another column with label=, or say task=classify to make each "
+            "a class"
         )
     if classes > MANY_NUMBERS and targets.rows < 2 * classes:
         raise ValueError(
@@ -76,24 +83,41 @@ def _not_labels(targets: Targets) -> Iterator[str]:
             yield f"labels such as {separator.join(parts[0])!r} are one class each: label_separator={separator!r} reads several"
 
 
+def check_train(card: Card) -> None:
+    """A split by hash can leave a tiny table with one class to learn."""
+    train = card.splits.get("train")
+    known = [label for label, count in train.labels.items() if count] if train else []
+    if train and card.task == "classify" and len(known) == 1:
+        raise ValueError(
+            f"all {train.rows:,} rows of train are {known[0]!r}, so there is nothing to learn; more rows are needed, or test=0 and valid=0"
+        )
+
+
 def about_rows(card: Card, splits: dict[str, TokenSplit]) -> Iterator[str]:
     """What the rows tell, once they are written."""
     if card.task == "classify" and (count := _conflicts(splits)):
-        yield f"{count:,} texts stand there with different labels: at most one of them can be right"
+        yield f"{count:,} text{'s have' if count > 1 else ' has'} different labels in different rows: at most one of them can be right"
     train = card.splits.get("train")
     if train is None or not train.labels:
         return
-    few = sorted((count, label) for label, count in train.labels.items() if 0 < count < FEW)
-    if few and train.rows >= 10 * FEW:
-        shown = ", ".join(f"{label} {count}" for count, label in few[:SHOWN]) + (", ..." if len(few) > SHOWN else "")
-        one = "1 class has" if len(few) == 1 else f"{len(few):,} classes have"
-        yield f"{one} fewer than {FEW} rows in train ({shown}): little can be learned of them"
+    few = [f"{label} {count}" for count, label in sorted((count, label) for label, count in train.labels.items() if 0 < count < FEW)]
+    last = next((name for name in ("test", "valid") if name in card.splits), "train")
+    absent = [label for label, count in train.labels.items() if count and not card.splits[last].labels.get(label)]
+    if train.rows >= 10 * FEW:
+        yield from _of_classes(few, f"fewer than {FEW} rows in train", "little can be learned of them")
+        yield from _of_classes(absent, f"no row in {last}", "its figures say nothing about that")
     label, most = max(train.labels.items(), key=lambda item: item[1])
     if card.task == "classify" and train.rows >= 10 * FEW and most / train.rows >= LOPSIDED:
         yield (
             f"{label!r} is {100 * most / train.rows:.3g} % of train: always saying it has that accuracy; look at macro_f1, "
             "and train.balance=true weighs rare classes up"
         )
+
+
+def _of_classes(labels: list[str], what: str, so: str) -> Iterator[str]:
+    if labels:
+        count = "1 class has" if len(labels) == 1 else f"{len(labels):,} classes have"
+        yield f"{count} {what} ({', '.join(labels[:SHOWN])}{', ...' if len(labels) > SHOWN else ''}): {so}"
 
 
 def _conflicts(splits: dict[str, TokenSplit]) -> int:

@@ -13,6 +13,7 @@ from tokmix.data.prepare.settings import PrepareSettings
 from tokmix.data.prepare.targets import BAR, LABELLED, Targets, pieces
 from tokmix.data.prepare.tokenize import KINDS
 from tokmix.data.read.files import Part, Text
+from tokmix.data.read.files import place as place_of
 from tokmix.data.split import check_shares, place
 from tokmix.show.progress import Advance
 
@@ -30,6 +31,7 @@ class Plan:
         self.left_out = LeftOut()
         self.targets = Targets(asked.label_separator)
         self.counts: dict[str, list[int]] = {}  # split -> [rows or documents, characters]; all in train until shares are known
+        self.one_text: int | None = None  # the key of the first row, while all rows have it
         self.long = 0  # rows that are longer than MAX_LEN, by their letters
         self.block: int | None = None  # characters of a block of plain text, where documents are too few to split
         self.valid, self.test = asked.valid or 0.0, asked.test or 0.0
@@ -66,10 +68,14 @@ class Plan:
         if target is None or part.split not in ("valid", "test"):
             return False
         if target not in part.columns():
+            if self.asked.test_file is not None:  # it was named to measure on
+                place_of(part.name, part.columns(), target)
             self.warnings.append(f"{part.name} has no column {target!r}: left out")
             return True
         train = [other for other in self.parts if other.split == "train"]
         if train and (said := no_label(part, target, train)) is not None:
+            if self.asked.test_file is not None:
+                raise ValueError(f"{part.name} has no labels ({target!r} is {said!r} throughout): nothing can be measured on it")
             self.warnings.append(f"{part.name} has no labels ({target!r} is {said!r} throughout): left out")
             return True
         return False
@@ -154,11 +160,14 @@ class Plan:
         for example in examples(self.parts, self.columns, self._given_split, self.left_out):
             if example.target is not None:
                 self.targets.see(example.target, example.split, example.where)
+            self.one_text = example.key if self.one_text in (None, example.key) else -1
             letters = sum(map(len, example.texts))
             self.long += letters > LETTERS * MAX_LEN
             self._count(example.split, letters)
             advance(1)
         self._check_counts()
+        if self.one_text != -1 and self.rows_seen >= label_report.TOO_FEW and self.asked.into is None:
+            raise ValueError(f"every row has the same {' and '.join(self.columns.text)}: there is nothing to learn; text= names a column")
         column = self.columns.target or ""
         self._task = self._task or self.targets.task(column)
         self.targets.settle(self.task)

@@ -11,6 +11,7 @@ import csv
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndj
 FORMATS |= {".parquet": "parquet", ".pq": "parquet", ".txt": "txt", ".text": "txt"}
 FORMATS |= {".xlsx": "xlsx", ".sqlite": "sqlite", ".sqlite3": "sqlite", ".db": "sqlite"}
 PACKED = (".zip", ".bz2", ".xz", ".zst", ".7z", ".tar", ".tgz")
+SNIFFED, FIRST = ",;\t|", 50  # separators that are looked for in so many lines
 SEPARATORS = {"tab": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}  # names of what a shell would have to quote
 UNLABELLED = object()  # the label of a row that a data set marks as having none
 
@@ -135,11 +137,24 @@ class Delimited(File):
             raise ValueError(f"{self.where(before + 1)}: not a csv row ({why})") from None
 
     def _delimiter(self) -> str:
-        """The one asked for; else a comma, or the semicolon, tab or | of other programs where the first line has no comma."""
+        """The one asked for; else the one that parts the first lines alike; of several a comma, unless a blank follows it."""
         if self.separator is not None:
             return self.separator
         first = next((line for _, line in lines(self.path, self.encoding)), "")
-        return "," if "," in first else max(",;\t|", key=first.count)
+        known = [one for one in SNIFFED if one in first]
+        if len(known) < 2:
+            return known[0] if known else ","
+        sample = [line for _, line in islice(lines(self.path, self.encoding), FIRST)]
+        return max(known, key=lambda one: _fit(sample, one))
+
+
+def _fit(sample: Sequence[str], separator: str) -> tuple[float, bool, int]:
+    """How well a separator parts the first lines: the share of rows with as many cells as the header, no blank behind it, its rank."""
+    try:
+        widths = [len(row) for row in csv.reader(sample, delimiter=separator) if row]
+    except csv.Error:
+        widths = [1, 2]
+    return widths.count(widths[0]) / len(widths), f"{separator} " not in sample[0], -SNIFFED.index(separator)
 
 
 class Parquet(File):

@@ -69,7 +69,7 @@ def _text_file(path: Path, encoding: str) -> Iterator[tuple[BinaryIO, str]]:
         with open_bytes(path) as file:
             readable, known = _utf8(file, path, encoding, head)
             if b"\0" in head and readable is file:
-                raise ValueError(f"{path} is a binary file, not text")
+                raise ValueError(f"{path} is a binary file, not text (or UTF-16 without its mark: encoding=utf-16-le reads that)")
             if head.startswith(codecs.BOM_UTF8):
                 file.read(len(codecs.BOM_UTF8))
             yield readable, known
