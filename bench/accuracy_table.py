@@ -26,7 +26,7 @@ def main() -> None:
     for name, lines in (
         ("accuracy", accuracy(trials, bag)),
         ("tables", default_runs(results["tables_default"])),
-        ("labels", label_sets(results["multilabel_films"])),
+        ("labels", label_sets(results["multilabel_films_bag"])),
         ("words", words(results["attribution"])),
         ("cores", on_cores(cores)),
         ("trials", tried(trials)),
@@ -69,7 +69,8 @@ def label_sets(runs: list[dict]) -> list[str]:
     for one in runs:
         low, high = one["tokmix"]["interval"]
         lines.append(f"| tokmix, by the {one['tokmix']['by']} | {percent(one['tokmix']['micro_f1'])} [{percent(low)}, {percent(high)}] |")
-        lines += [f"| its network alone | {percent(one['network'])} |", f"| its bag of words alone | {percent(one['bag']['micro_f1'])} |"]
+        lines += [f"| its network alone | {percent(one['network'])} |"] if one["network"] else []
+        lines += [f"| its bag of words alone | {percent(one['bag']['micro_f1'])} |"]
         for name, shown in (("svm", "LinearSVC"), ("logistic", "logistic regression")):
             lines += [f"| {shown}, {border} | {percent(known['micro_f1'])} |" for border, known in one["rivals"][name].items()]
     return lines

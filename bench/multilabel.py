@@ -4,8 +4,9 @@
     python bench/multilabel.py --data films --out multilabel.jsonl [--rows 4000] [--seed 0] [--bag]
 
 The table holds films of 1970 to 2019 with an extract and a genre: about 11,400 rows, 41 genres, 1.9 a row; a fifth, by a hash of the text,
-is kept to measure on. --bag: one step of the network, so that the bag of words answers. The rivals are LinearSVC and logistic regression on TF-IDF of word 1-2 grams, one for each genre, C chosen on a tenth
-of train. Each gives the labels above its own border, and once more above a border chosen on that tenth, as tokmix does.
+is kept to measure on. The rivals are LinearSVC and logistic regression on TF-IDF of word 1-2 grams, one for each genre, C chosen on a tenth
+of train. Each gives the labels above its own border, and once more above a border chosen on that tenth, as tokmix does. --bag: the network
+makes one step, so that the bag of words answers.
 """
 
 from __future__ import annotations
