@@ -11,7 +11,7 @@ import pytest
 
 from tokmix.cli.commands import serve
 from tokmix.pages.serve.door import BODY, BODY_SECONDS, OPEN_PATHS
-from tokmix.pages.serve.schemas import INPUTS, LETTERS, MAX_TOKENS, PROMPTS
+from tokmix.pages.serve.schemas import FIELDS, INPUTS, LETTERS, MAX_TOKENS, PROMPTS
 from tokmix.pages.serve.server import CONNECTIONS, GRACE, HEADER_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +59,6 @@ def test_the_documented_bounds_are_those_of_the_code() -> None:
     page = (ROOT / "docs" / "deploy.md").read_text()
     for words in (
         f"{HEADER_SECONDS:g} s, {BODY_SECONDS:g} s", f"{BODY >> 20} MiB", f"{INPUTS}, {LETTERS:,}, {PROMPTS}", f"{MAX_TOKENS:,}, 4,096",
-        f"| connections | {CONNECTIONS:,}", f"up to {GRACE} s",
+        f"| connections | {CONNECTIONS:,}", f"up to {GRACE} s", f"| fields of a body | {FIELDS} |",
     ):  # fmt: skip
         assert words in page, words
