@@ -113,7 +113,9 @@ def mutations(folder: Path, whole: dict[str, Path], by_name: dict[str, Program],
     def result(kind: str, name: str, copy: Path) -> str:
         return answers.read_text() if kind in READ else by_name[name].result(copy)
 
-    for kind, (_, names) in KINDS.items():  # unchanged copies come out right: else the counts would say nothing
+    known = {kind: (share, [name for name in names if name in whole]) for kind, (share, names) in KINDS.items()}
+    kinds = {kind: (share, names) for kind, (share, names) in known.items() if names}
+    for kind, (_, names) in kinds.items():  # unchanged copies come out right: else the counts would say nothing
         for name in names:
             copy = _copy(folder, whole[name], kind)
             child = look(kind, name, copy)
@@ -121,8 +123,8 @@ def mutations(folder: Path, whole: dict[str, Path], by_name: dict[str, Program],
             good[kind, name] = result(kind, name, copy)
             assert kind in READ or good[kind, name] == by_name[name].result(whole[name]), f"{kind} of {name}: another result"
     for number in range(count):
-        kind = draw.choices(list(KINDS), weights=[share for share, _ in KINDS.values()])[0]
-        name = draw.choice(KINDS[kind][1])
+        kind = draw.choices(list(kinds), weights=[share for share, _ in kinds.values()])[0]
+        name = draw.choice(kinds[kind][1])
         copy = _copy(folder, whole[name], kind)
         files = [one for one in sorted(copy.rglob("*")) if one.is_file() and one.stat().st_size and not one.name.startswith(".")]
         path = draw.choice([one for one in files if one.suffix not in (".png", ".md", ".txt")])  # those are for people

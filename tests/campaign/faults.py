@@ -39,6 +39,20 @@ def count_operations(note: Path) -> None:
     os._exit = ended  # type: ignore[assignment]
 
 
+def note_training(note: Path) -> None:
+    """If this process trains, its number is added to a file."""
+    from tokmix.training import loop
+
+    real = loop.train
+
+    def train(engines: Any) -> None:
+        with open(note, "a") as file:
+            file.write(f"{os.getpid()}\n")
+        real(engines)
+
+    loop.train = train
+
+
 def end_at(k: int) -> None:
     """SIGKILL at the k-th file operation of this process, before or after it."""
     count = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.campaign.children import Child, Tally, start, verdict
 from tests.campaign.damage import KINDS, hostile, mutations
-from tests.campaign.faults import CheckpointFault, PowerCut, count_operations, end_at, full_disk
+from tests.campaign.faults import CheckpointFault, PowerCut, count_operations, end_at, full_disk, note_training
 from tests.campaign.odd_requests import odd_requests
 from tests.campaign.programs import CHECKPOINTS, Program, free_port, programs, whole
 from tokmix.runs.files import PARTIAL
@@ -56,7 +56,9 @@ class References:
             return [one.name for one in self.programs if one.name in CHECKPOINTS]
         if part in ("kills", "interrupts", "pairs"):
             return [one.name for one in self.programs if part == "kills" or one.ranks == 1]
-        return {name for _, names in KINDS.values() for name in names} if part == "mutations" else ("train",)
+        if part == "mutations":
+            return [one.name for one in self.programs if any(one.name in names for _, names in KINDS.values())]
+        return ("train",)
 
 
 def unsound(out: Path) -> list[str]:
@@ -271,14 +273,23 @@ class Trials:
         tally = Tally("pairs of processes in one folder")
         for number in range(count):
             program, out = self.pick(RANKS) if number % 2 else self.programs[0], self.folder / "pair"
-            first = go(self.folder, program, out)[0]
+            trained = self.folder / "trained"
+            trained.unlink(missing_ok=True)
+
+            def act(program: Program = program, out: Path = out, trained: Path = trained) -> int:
+                note_training(trained)
+                return program.run(out)
+
+            first = start(self.folder / "errors-first", act)
             time.sleep(self.draw.random() * self.draw.choice([0.02, 0.3, 1.2]) * self.of.seconds[program.name])
-            second = start(self.folder / "errors-second", lambda program=program, out=out: program.run(out))  # type: ignore[misc]
+            second = start(self.folder / "errors-second", act)
             codes = [first.wait(), second.wait()]
             told = [child.said() for child, code in zip((first, second), codes, strict=True) if code]
             note = f"{program.name}, pair {number}: exit {codes}: {told}"
             if 0 not in codes or any("in use by" not in text and "exists already" not in text for text in told):
                 tally.add("wrong", note)
+            elif program.name not in SLOW and trained.exists() and len(set(trained.read_text().split())) > 1:
+                tally.add("wrong", f"{note}: both trained")
             else:
                 self.judge(tally, program, out, note)
             shutil.rmtree(out, ignore_errors=True)
