@@ -110,6 +110,14 @@ def test_json_that_cannot_be_read_is_one_line(tmp_path):
         write_json(path, {"a": float("nan")})
 
 
+def test_a_record_may_name_a_file_whose_name_is_not_utf_8(tmp_path):
+    name = os.fsdecode(b"\xff\xfe.csv")
+    write_json(tmp_path / "r.json", seal({"name": name, "other": "é"}), ascii=False)
+    known = read_json(tmp_path / "r.json")
+    check_seal(known, tmp_path / "r.json")
+    assert known["name"] == name and known["other"] == "é" and "é" in (tmp_path / "r.json").read_text()
+
+
 def test_a_changed_record_does_not_fit_its_checksum(tmp_path):
     sealed = seal({"labels": ["a", "b"], "n": 1})
     check_seal(json.loads(json.dumps(sealed)), tmp_path / "r.json")

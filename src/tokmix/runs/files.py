@@ -59,7 +59,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    with replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
+    # Names of files that are not UTF-8 have lone surrogates, which JSON spells as Python does.
+    with replacing(path) as partial, open(partial, "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
 
 
