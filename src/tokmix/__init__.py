@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from tokmix.core import moved
+from tokmix.core.checks import nearest
 
 __version__ = "0.1.0"
 
@@ -86,7 +87,7 @@ moved.install()
 
 def __getattr__(name: str) -> object:
     if name not in _HOME:
-        raise AttributeError(f"module 'tokmix' has no attribute {name!r}")
+        raise AttributeError(f"module 'tokmix' has no attribute {name!r}{nearest(name, _HOME)}")
     try:
         value = getattr(importlib.import_module(f"tokmix.{_HOME[name]}"), name)
     except ModuleNotFoundError as error:

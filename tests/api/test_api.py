@@ -18,7 +18,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
 
 from tests.lab import QUICK, SMALL, write_table, write_text  # noqa: E402
-from tokmix.api.data import as_path  # noqa: E402
+from tokmix.api.data import Data, as_path, named_rows  # noqa: E402
 from tokmix.cli.main import main  # noqa: E402
 from tokmix.core.segments import Segments  # noqa: E402
 
@@ -172,13 +172,19 @@ def test_maps_of_a_text(run: tokmix.Run) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"dim": 64}, r"unknown setting 'dim', did you mean \*\*\{\"model.dim\": 64\}"),
+        ({"dim": 64}, r"unknown setting 'dim', did you mean settings=\{\"model.dim\": 64\}"),
         ({"minuts": 1}, "unknown setting 'minuts', did you mean 'minutes'"),
         ({"stack": "hsmm"}, "unknown mixer 'hsmm'"),
         ({"epochs": 0}, "train.epochs=0 is not a whole number of at least 1"),
         ({"epochs": 1, "train.epochs": 1}, "train.epochs is given twice"),
         ({"resume": True}, "name its folder with out="),
         ({"config": "nothing"}, "neither a file nor a recipe"),
+        ({"config": {"train": {"lr": 1}}}, "config is of type dict, not a file or the name of a recipe"),
+        ({"out": ["good", "bad"]}, r"out is of type list, not a path; texts and labels are one argument, \(texts, labels\)"),
+        ({"out": ""}, "out='' names no folder"),
+        ({"imports": "nothing.py"}, "no file 'nothing.py'"),
+        ({"minutes": "soon"}, "train.minutes='soon' should be of type float"),
+        ({"stack": ["hsm"]}, "model.stack=.* should be of type str"),
     ],
 )
 def test_what_does_not_work_is_named(table: Path, given: dict[str, Any], words: str) -> None:
@@ -192,13 +198,91 @@ def test_what_does_not_work_is_named(table: Path, given: dict[str, Any], words: 
         (7, "data of type int cannot be read"),
         ([], "the data has no rows"),
         ([("a", "b", "c", "d")], "row 0 of the data has 4 values"),
-        (["a", 3], "row 1 of the data has a int"),
+        (["a", 3], "row 1 of the data has the type int"),
         ({"text": ["a"], "label": []}, "the columns differ in length: text 1, label 0"),
+        ((["a", "b"], ["x"]), "the columns differ in length: text 2, label 1"),
+        ([["a", "b", "c", "d"], ["x"] * 4], r"row 0 of the data has 4 values; .*; two lists are given as a tuple, \(texts, labels\)"),
+        ({"text": "a film", "label": "good"}, "column 'text' is 'a film', not a list of values"),
+        (b"a film", "data of type bytes cannot be read"),
+        ([(b"a film", "good")], "a value of type bytes, b'a film': decode it to text"),
+        ([(3, "good"), (4, "bad")], "row 0 of the data: column 'text' holds int, not text"),
+        ([("a film", None), ("a day", None)], "the data holds no text"),
+        ("", "the path of the data is empty"),
     ],
 )
 def test_data_that_cannot_be_read_is_named(data: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         tokmix.train(data)
+
+
+def test_columns_and_rows_of_any_sequence(rows: list[tuple[str, str]]) -> None:
+    texts, labels = [text for text, _ in rows], [label for _, label in rows]
+    wanted = list(named_rows(rows))
+    given: list[Data] = [
+        (texts, labels), (np.array(texts), np.array(labels)), {"text": np.array(texts), "label": iter(labels)},
+        np.array(rows), zip(texts, labels, strict=True), (tuple(row) for row in rows),
+    ]  # fmt: skip
+    for data in given:
+        assert list(named_rows(data)) == wanted
+    assert next(named_rows((texts, texts, labels), ["premise", "hypothesis"], "verdict")) == {
+        "premise": texts[0], "hypothesis": texts[0], "verdict": labels[0]
+    }  # fmt: skip
+    assert list(named_rows((("a", "good"), ("b", "bad")))) == [{"text": "a", "label": "good"}, {"text": "b", "label": "bad"}]
+    assert next(named_rows([("a", {"y", "x"})])) == {"text": "a", "label": ["x", "y"]}
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (None, "texts of type NoneType cannot be read"),
+        (7, "texts of type int cannot be read"),
+        (b"a day", "texts of type bytes cannot be read"),
+        ([None], "text 0 is None, of type NoneType, not text"),
+        ([("a", None)], "text 0 is None, of type NoneType, not text"),
+        ({"txt": ["a"]}, "the table has no column 'text'; it has: txt, did you mean 'txt'"),
+        ({"text": ["a", math.nan]}, "text 1 is None, of type NoneType, not text"),
+    ],
+)
+def test_texts_that_cannot_be_read_are_named(run: tokmix.Run, texts: Any, words: str) -> None:
+    for method in (run.model.predict, run.model.predict_proba, run.model.embed):
+        with pytest.raises(ValueError, match=words):
+            method(texts)
+
+
+def test_a_table_in_memory_is_predicted_like_a_list(run: tokmix.Run) -> None:
+    assert run.model.predict({"text": ["a lovely day", "it was awful"]}) == ["good", "bad"]
+    with pytest.raises(ValueError, match="text 0 is None"):
+        run.model.explain(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("folder", "device", "words"),
+    [
+        (None, "cpu", "folder is of type NoneType, not a path"),
+        ("", "cpu", "folder='' names no folder"),
+        ("nothing", "cpu", "no model folder 'nothing'"),
+        (".", "cdua", "unknown device 'cdua'"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_named(run: tokmix.Run, folder: Any, device: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        tokmix.load(run.folder if folder == "." else folder, device=device)
+
+
+def test_wrong_arguments_of_studies_are_named(rows: list[tuple[str, str]]) -> None:
+    for wrong, words in (
+        (lambda: tokmix.compare(rows, ["hsm"]), "should be a list of stacks"),  # type: ignore[arg-type]
+        (lambda: tokmix.compare(["hsm"], rows, match="smallest"), "unknown match 'smallest'; known: largest, first, none"),
+        (lambda: tokmix.compare(["hsm"], rows, fractions=0.5), "fractions=0.5 should be a list of numbers"),  # type: ignore[arg-type]
+        (lambda: tokmix.tune(rows, space={"lr": {"uniform": [0, 1]}}), "unknown setting 'lr', did you mean 'train.lr'"),
+        (lambda: tokmix.cost(["hsm"]), "is of type list; give stacks and folders one by one"),  # type: ignore[arg-type]
+        (lambda: tokmix.cost("hsm", lengths=64), "lengths=64 should be a list"),  # type: ignore[arg-type]
+        (lambda: tokmix.cost("hsm", lengths="64"), "lengths='64' should be a list"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ValueError, match=words):
+            wrong()  # type: ignore[no-untyped-call]
+    with pytest.raises(AttributeError, match="no attribute 'trian', did you mean 'train'"):
+        tokmix.trian  # noqa: B018
 
 
 def test_several_processes_need_a_folder(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +297,13 @@ def test_short_names() -> None:
     given = {"stack": "hsm", "minutes": 1, "pretrain": True, "model.dim": 8}
     assert full_names(given) == {"model.stack": "hsm", "train.minutes": 1, "train.pretrain": 30, "model.dim": 8}
     assert full_names({"pretrain": False}) == {"train.pretrain": 0}
+    assert full_names({"seed": 1, "settings": {"model.dim": 8, "epochs": 2}}) == {"train.seed": 1, "model.dim": 8, "train.epochs": 2}
+    for wrong, words in (
+        ({"settings": 3}, "settings is of type int"),
+        ({"seed": 1, "settings": {"train.seed": 1}}, "train.seed is given twice"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            full_names(wrong)  # type: ignore[arg-type]
 
 
 def test_cost_of_stacks_and_of_a_run(run: tokmix.Run) -> None:

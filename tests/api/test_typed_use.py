@@ -22,13 +22,17 @@ import tokmix
 
 def run(texts: list[str], labels: list[str], out: Path) -> Path:
     found = tokmix.train({"text": texts, "label": labels}, out=out, minutes=0.1)
+    tokmix.train((texts, labels))
+    tokmix.train(list(zip(texts, labels)), settings={"model.dim": 64})
+    tokmix.train([{"text": text, "label": label} for text, label in zip(texts, labels)])
+    tokmix.train(zip(texts, labels))
     model = tokmix.load(found.folder)
     reveal_type(found)
     reveal_type(model)
     reveal_type(model.predict_proba)
     reveal_type(model.generate)
     reveal_type(tokmix.tune("data.csv"))
-    reveal_type(tokmix.compare("data.csv", ["hsm", "attention"]))
+    reveal_type(tokmix.compare(["hsm", "attention"], "data.csv"))
     return found.folder
 
 

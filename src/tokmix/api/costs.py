@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING
 
 from tokmix.core.checks import is_there
@@ -42,10 +43,18 @@ def cost(
     imports: Sequence[str | Path] = (),
 ) -> Costs:
     """what: stacks such as "hsm*3, attention(heads=8)", or folders of a run, a model, a tuning or a comparison.
-    The other arguments are about stacks; see `tokmix cost --help`."""
+    The other arguments are about stacks; see `tokmix cost --help`.
+
+    print(tokmix.cost("hsm*3", "attention*3", lengths=[512, 4096]))
+    """
     from tokmix.study.cost.runs import is_result
     from tokmix.training.imports import import_files
 
+    for one in what:
+        if not isinstance(one, (str, Path)):
+            raise ValueError(
+                f"{str(one)[:80]!r} is of type {type(one).__name__}; give stacks and folders one by one: cost('hsm*2', 'attention*2')"
+            )
     import_files(imports)
     folders = [one for one in what if is_result(one)]
     if not what and not paper:
@@ -130,9 +139,11 @@ def _stack(text: str) -> str:
 
 
 def _lengths(given: Sequence[int] | None) -> list[int]:
+    if not isinstance(given, (Iterable, NoneType)) or isinstance(given, str):
+        raise ValueError(f"lengths={given!r} should be a list of whole numbers")
     found = list(LENGTHS if given is None else given)
-    if not found or min(found) < 1:
-        raise ValueError(f"--lengths {','.join(map(str, found))!r}: a length is at least 1")
+    if not found or not all(isinstance(length, int) and length >= 1 for length in found):
+        raise ValueError(f"--lengths {','.join(map(str, found))!r}: a length is at least 1, and a whole number")
     return sorted(set(found))
 
 

@@ -4,12 +4,14 @@ as_path("reviews.csv")                              the path itself
 as_path([("a fine film", "good"), ...])             (text, label), or (one text, the other, label)
 as_path([{"text": "a fine film", "label": "good"}]) rows with named columns
 as_path({"text": [...], "label": [...]})            columns
+as_path((texts, labels))                            a tuple of two or three lists: columns too
 as_path(pandas.DataFrame), as_path(datasets.Dataset or DatasetDict)
 """
 
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,7 +41,7 @@ class Saved(Protocol):
 
 
 Row: TypeAlias = str | Sequence[object] | Mapping[str, object]
-Data: TypeAlias = str | Path | Frame | Saved | Mapping[str, Sequence[object]] | Iterable[Row]
+Data: TypeAlias = str | Path | Frame | Saved | Mapping[str, Iterable[object]] | tuple[Iterable[object], ...] | Iterable[Row]
 
 
 @contextmanager
@@ -47,6 +49,8 @@ def as_path(data: Data, text: Sequence[str] | None = None, label: str | None = N
     """A path to the data. Data that is not on disk is written to a temporary folder.
     text, label: column names for rows without names, from a model."""
     if isinstance(data, (str, Path)):
+        if not str(data).strip():
+            raise ValueError("the path of the data is empty")
         yield data
         return
     with tempfile.TemporaryDirectory(prefix="tokmix-") as folder:
@@ -59,44 +63,80 @@ def as_path(data: Data, text: Sequence[str] | None = None, label: str | None = N
                 file.write(json.dumps(row, ensure_ascii=False, default=_plain) + "\n")
         if not count:
             raise ValueError("the data has no rows")
-        yield Path(folder) / NAME
+        try:
+            yield Path(folder) / NAME
+        except ValueError as error:  # the caller knows rows, not the lines of our file
+            if NAME not in str(error):
+                raise
+            told = re.sub(rf"{NAME}, line (\d+)", lambda line: f"row {int(line[1]) - 1} of the data", str(error))
+            raise ValueError(told.replace(NAME, "the data")) from error
 
 
 def named_rows(data: Data, text: Sequence[str] | None = None, label: str | None = None) -> Iterator[dict[str, object]]:
     """Rows as dictionaries, with the same columns in each."""
     if isinstance(data, Frame):
         names = [str(name) for name in data.columns]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"the frame has {names.count(min(twice))} columns {min(twice)!r}: rename all but one")
         for values in data.itertuples(index=False, name=None):
             yield dict(zip(names, map(_known, values), strict=True))
     elif isinstance(data, Mapping):
-        lengths = {name: len(values) for name, values in data.items()}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"the columns differ in length: {', '.join(f'{name} {n:,}' for name, n in lengths.items())}")
-        for values in zip(*data.values(), strict=True):
-            yield dict(zip(data, map(_known, values), strict=True))
-    elif isinstance(data, Iterable):
+        yield from _of_columns({str(name): _column(f"column {str(name)!r}", values) for name, values in data.items()})
+    elif isinstance(data, tuple) and len(data) in (2, 3) and all(not isinstance(one, (*_ONE, tuple)) for one in data):
+        columns = (*_text_names(len(data) - 1, text), label or LABEL)
+        yield from _of_columns({name: _column(f"the list of column {name!r}", one) for name, one in zip(columns, data, strict=True)})
+    elif isinstance(data, Iterable) and not isinstance(data, (bytes, bytearray)):
         yield from (_named(row, i, text, label) for i, row in enumerate(data))
     else:
         kinds = "a path, a pandas.DataFrame, a datasets.Dataset, a dictionary of columns, or a list of (text, label) or of dictionaries"
         raise ValueError(f"data of type {type(data).__name__} cannot be read: give {kinds}")
 
 
-def _named(row: Row, number: int, text: Sequence[str] | None, label: str | None) -> dict[str, object]:
+_ONE = (str, bytes, Mapping)  # one value, and no column of values
+
+
+def _column(what: str, values: object) -> list[object]:
+    if isinstance(values, _ONE) or not isinstance(values, Iterable):
+        raise ValueError(f"{what} is {_shown(values)}, not a list of values")
+    return list(values)
+
+
+def _of_columns(columns: Mapping[str, Sequence[object]]) -> Iterator[dict[str, object]]:
+    if len({len(values) for values in columns.values()}) > 1:
+        raise ValueError(f"the columns differ in length: {', '.join(f'{name} {len(one):,}' for name, one in columns.items())}")
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, map(_known, values), strict=True))
+
+
+def _text_names(count: int, text: Sequence[str] | None) -> Sequence[str]:
+    return text if text is not None and len(text) == count else TEXTS[count]
+
+
+def _shown(value: object) -> str:
+    return f"of type {type(value).__name__}" if value is None or isinstance(value, bytes) else f"{str(value)[:60]!r}"
+
+
+def _named(row: object, number: int, text: Sequence[str] | None, label: str | None) -> dict[str, object]:
     if isinstance(row, str):
         return {(text or TEXTS[1])[0]: row}
     if isinstance(row, Mapping):
         return {str(name): _known(value) for name, value in row.items()}
-    if isinstance(row, Sequence) and len(row) in (2, 3):
-        names = text if text is not None and len(text) == len(row) - 1 else TEXTS[len(row) - 1]
-        return dict(zip((*names, label or LABEL), map(_known, row), strict=True))
-    what = f"{len(row)} values" if isinstance(row, Sequence) else f"a {type(row).__name__}"
-    raise ValueError(f"row {number} of the data has {what}; a row is a text, (text, label), (text, text, label) or a dictionary")
+    values = row.tolist() if hasattr(row, "tolist") else row  # of a numpy array
+    if isinstance(values, Sequence) and not isinstance(values, bytes) and len(values) in (2, 3):
+        return dict(zip((*_text_names(len(values) - 1, text), label or LABEL), map(_known, values), strict=True))
+    what = f"{len(values)} values" if isinstance(values, Sequence) and not isinstance(values, bytes) else f"the type {type(row).__name__}"
+    hint = "; two lists are given as a tuple, (texts, labels)" if what.endswith("values") else ""
+    raise ValueError(f"row {number} of the data has {what}; a row is a text, (text, label), (text, text, label) or a dictionary{hint}")
 
 
 def _known(value: object) -> object:
     """None for a missing value; pandas uses NaN and NaT, which are not equal to themselves."""
     if isinstance(value, (str, int)):
         return value
+    if isinstance(value, bytes):
+        raise ValueError(f"the data has a value of type bytes, {value[:60]!r}: decode it to text")
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=str)
     missing = value != value if isinstance(value, float) else str(value) in ("<NA>", "NaT")
     return None if missing else value
 

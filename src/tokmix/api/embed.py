@@ -20,7 +20,7 @@ CHUNK = 4096  # texts embedded at a time
 def write(
     model: str | Path, given: Sequence[str], out: str | None, form: str | None, encoding: str = "utf-8", imports: Sequence[str] = ()
 ) -> int:
-    """-> how many texts. A file appears whole or not at all."""
+    """-> the number of texts. A file is written whole or not at all."""
     from tokmix.training.predict import read_texts
 
     kind = form or (Path(out).suffix.removeprefix(".") if out else "jsonl")

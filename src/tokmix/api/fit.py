@@ -66,7 +66,7 @@ def train(
     resume    go on with the run in `out`
     imports   files with mixers of your own
     settings  as on the command line: stack="hsm*2", minutes=1, seed=0, epochs=3, start="encoder" (--from), others by their full name,
-              **{"model.dim": 64, "train.lr": 1e-3, "prepare.text": "review"}
+              settings={"model.dim": 64, "train.lr": 1e-3, "prepare.text": "review"}, or the same as **{...}
 
     ValueError for what does not work. KeyboardInterrupt after Ctrl-C, with a checkpoint saved in `out`.
     """

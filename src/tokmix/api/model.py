@@ -9,12 +9,12 @@ model.embed(["a fine film", "dull"])          numpy [2, dim]
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from tokmix.api.data import Data, Frame, as_path
-from tokmix.api.settings import Kept, printing
+from tokmix.api.data import Data, Frame, as_path, named_rows
+from tokmix.api.settings import Kept, as_folder, printing
 from tokmix.runs.files import JsonObject
 
 if TYPE_CHECKING:
@@ -27,17 +27,18 @@ if TYPE_CHECKING:
     from tokmix.training.model_folder import Trained
 
 Text: TypeAlias = str | tuple[str, str]  # of a model of pairs: (one, the other)
-Texts: TypeAlias = Text | Path | Frame | Iterable[Text]
+Texts: TypeAlias = Text | Path | Frame | Mapping[str, Iterable[object]] | Iterable[Text]
 
 
 def load(folder: str | Path, *, device: str = "cpu", imports: Sequence[str | Path] = ()) -> TrainedModel:
     """The model that `train` saved, from its run folder or its model folder, or a shipped encoder by its name. imports: files with
     mixers of your own."""
     from tokmix.training import encoder, model_folder
+    from tokmix.training.distributed import device_of
     from tokmix.training.imports import import_files
 
     import_files(imports)
-    return TrainedModel(model_folder.load(encoder.located(folder), device))
+    return TrainedModel(model_folder.load(encoder.located(as_folder("folder", folder)), device_of(device)))
 
 
 class TrainedModel:
@@ -148,55 +149,61 @@ class TrainedModel:
         return stream(self._trained, prompt, max_new, temperature, top_k, top_p, seed)
 
     def explain(self, text: Text, *, layer: int | None = None, samples: int | None = None, seed: int = 0) -> Explained:
-        """Who reads whom in a text: `.tokens` and one map a layer in `.maps`. layer: that one alone, from 1; 0: the whole stack."""
+        """Which token reads which: `.tokens`, and a map for each layer in `.maps`. layer: only this one, from 1; 0: the whole stack."""
         from tokmix.study.explain.run import of_text
 
-        return of_text(self._trained, [text] if isinstance(text, str) else list(text), layer=layer, samples=samples, seed=seed)
+        row = self._row(0, text)
+        return of_text(self._trained, [row] if isinstance(row, str) else row, layer=layer, samples=samples, seed=seed)
 
     def save(self, out: str | Path) -> Path:
         """A copy of the model folder, for a model that was trained without `out`."""
         from tokmix.runs.files import check_free, new_folder
 
-        check_free(Path(out))
-        with new_folder(Path(out)) as folder:
+        out = as_folder("out", out)
+        check_free(out)
+        with new_folder(out) as folder:
             shutil.copytree(self.folder, folder, dirs_exist_ok=True)
-        return Path(out)
+        return out
 
     def export(self, out: str | Path, *, format: str = "onnx", int8: bool = False, network: bool = False) -> Path:
         """The folder `out` with the model as a graph, as `tokmix export` writes it. format: onnx or torch. network: the network alone,
         where the model answers with a bag of words too."""
         from tokmix.export import export
 
+        out = as_folder("out", out)
         export(self.folder, out, format=format, int8=int8, network=network)
-        return Path(out)
+        return out
 
     def _is_one(self, texts: Texts) -> bool:
         pair = self._trained.pair and isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(one, str) for one in texts)
         return isinstance(texts, str) or pair
 
     def _many(self, texts: Texts) -> Iterator[str | tuple[str, ...]]:
+        from tokmix.data.read.files import place
         from tokmix.training.predict import read_texts
 
         if isinstance(texts, Path):
             yield from read_texts(self._trained, [str(texts)])
-        elif isinstance(texts, Frame):
-            yield from self._of_frame(texts)
-        elif self._is_one(texts):
-            yield texts  # type: ignore[misc]
-        else:
-            for number, text in enumerate(texts):
-                if not isinstance(text, (str, tuple, list)):
-                    raise ValueError(f"text {number} is {text!r}, of type {type(text).__name__}, not text")
-                yield text if isinstance(text, str) else tuple(text)
+            return
+        if isinstance(texts, (Frame, Mapping)):
+            columns = self._trained.about.columns.text or ["text"]
+            for number, row in enumerate(named_rows(texts)):
+                picked = tuple(row[list(row)[place("the table", list(row), column)]] for column in columns)
+                yield self._row(number, picked if self._trained.pair else picked[0])
+            return
+        if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+            raise ValueError(
+                f"texts of type {type(texts).__name__} cannot be read: give a text, a list of texts, a table or a pathlib.Path"
+            )
+        for number, text in enumerate([texts] if self._is_one(texts) else texts):
+            yield self._row(number, text)
 
-    def _of_frame(self, frame: Frame) -> Iterator[str | tuple[str, ...]]:
-        from tokmix.data.read.files import place
-
-        names = [str(name) for name in frame.columns]
-        picked = [place("the frame", names, column) for column in self._trained.about.columns.text or ["text"]]
-        for row in frame.itertuples(index=False, name=None):
-            found = tuple(str(row[i]) for i in picked)
-            yield found if self._trained.pair else found[0]
+    def _row(self, number: int, text: object) -> str | tuple[str, ...]:
+        row = tuple(text) if isinstance(text, (tuple, list)) else (text,)
+        for one in row:
+            if not isinstance(one, str):
+                raise ValueError(f"text {number} is {one!r}, of type {type(one).__name__}, not text")
+        return row if isinstance(text, (tuple, list)) else row[0]
 
     def _encoded(self, texts: list[str | tuple[str, ...]]) -> list[np.ndarray]:
         """Ids as the model reads them."""

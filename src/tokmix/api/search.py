@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tokmix.api.data import Data, as_path
 from tokmix.api.settings import Kept, full_names, output_folder, printing, settings_of
+from tokmix.core.checks import one_of
 from tokmix.runs.files import JsonObject
 
 SHAPES = "shapes"  # the toy task of reproduce/toy; ./shapes for a folder of that name
 SEQUENCES = 1000  # training sequences of shapes
+MATCHES = ("largest", "first", "none")
 TAKEN = ("train.epochs", "train.device", "train.seed")  # settings of the toy task
 
 
@@ -55,7 +57,11 @@ def tune(
     **settings: object,
 ) -> Tuning:
     """Search settings at random, on this machine or many; see `tokmix tune --help` for the arguments.
-    space: a file, or a dictionary such as {"train.lr": {"loguniform": [1e-4, 1e-2]}}."""
+    space: a file, or a dictionary such as {"train.lr": {"loguniform": [1e-4, 1e-2]}}.
+
+    best = tokmix.tune("reviews.csv", trials=20, minutes=1).best
+    run = tokmix.train("reviews.csv", settings=best)
+    """
     from tokmix.study.tune.search import run
     from tokmix.study.tune.space import Space
 
@@ -106,15 +112,22 @@ def compare(
 ) -> Comparison:
     """Train several stacks on one task and test their differences; see `tokmix compare --help` for the arguments.
     match: whose number of parameters all stacks get: "largest" (the default) or "first"; "none": every stack as it is.
-    data="shapes" is the toy task of the papers, of n sequences, in a checkout."""
+    data="shapes" is the toy task of the papers, of n sequences, in a checkout.
+
+    print(tokmix.compare(["hypermixing*2", "attention*2"], "reviews.csv", seeds=3).table)
+    """
     given = full_names(settings)
     for name, instead in (("model.stack", "the stacks as arguments"), ("train.fraction", "--fractions")):
         if name in given:
             raise ValueError(f"--{name} is what is compared: give {instead}")
-    if isinstance(stacks, str):
-        raise ValueError(f"stacks={stacks!r} should be a list of stacks")
+    if isinstance(stacks, str) or not all(isinstance(stack, str) for stack in stacks):
+        raise ValueError(f"stacks={str(stacks)[:80]!r} should be a list of stacks, such as ['hsm*2', 'attention*2']")
+    if match is not None:
+        one_of("match", match, MATCHES)
+    if not isinstance(fractions, Iterable):
+        raise ValueError(f"fractions={fractions!r} should be a list of numbers, such as [0.1, 1.0]")
     folder, kept = output_folder(out)
-    if data == SHAPES:
+    if isinstance(data, str) and data == SHAPES:
         for option, value in (("--config", config), ("--on", on)):
             if value is not None:
                 raise ValueError(f"--data shapes takes no {option}: {OWN}")

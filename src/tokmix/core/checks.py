@@ -71,8 +71,11 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
-def check_text(text: str) -> None:
-    """Refuse text that was not utf-8: Python reads such bytes from a command line or a pipe as surrogates, which cannot be encoded."""
+def check_text(text: object) -> None:
+    """Refuse what is not text, and text that was not utf-8: Python reads such bytes from a command line or a pipe as surrogates, which
+    cannot be encoded."""
+    if not isinstance(text, str):
+        raise ValueError(f"{str(text)[:60]!r} is of type {type(text).__name__}, not text")
     try:
         text.encode()
     except UnicodeEncodeError as error:

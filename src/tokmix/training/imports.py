@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def import_files(files: Sequence[str | Path]) -> None:
-    for file in files:
+def import_files(files: Sequence[str | Path] | Path) -> None:
+    for file in [files] if isinstance(files, (str, Path)) else files:
         path = Path(file)
         if not path.is_file():
             raise ValueError(f"no file {str(path)!r}")

@@ -134,7 +134,8 @@ def _flat(given: Mapping[str, object]) -> dict[str, object]:
 def _check_name(name: str) -> None:
     every = [f"{group}.{one.name}" for group, settings in GROUPS.items() for one in fields(settings)]
     if name not in every:
-        raise ValueError(f"space: unknown setting {name!r}{nearest(name, every)}")
+        full = next((one for one in every if one.endswith(f".{name}")), None)
+        raise ValueError(f"space: unknown setting {name!r}" + (f", did you mean {full!r}?" if full else nearest(name, every)))
     if name.startswith("prepare."):
         raise ValueError(f"space: {name} cannot be searched: the data is prepared once, for all trials")
     if name in FIXED:
