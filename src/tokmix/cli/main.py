@@ -66,13 +66,17 @@ def _run(words: list[str]) -> int:
     debug = DEBUG in _before_dashes(words)
     if debug:
         words.remove(DEBUG)
-    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+    if not words:
+        _parser().exit(2, _parser().format_help())
+    if words[0] == "help":  # tokmix help [COMMAND]
+        words = [*words[1:2], "--help"]
+    if not words[0].startswith("-") and words[0] not in COMMANDS:
         _parser().error(f"no command {words[0]!r}{nearest(words[0], COMMANDS)}")
-    if not words or words[0] not in COMMANDS:
+    if words[0] not in COMMANDS:
         _parser().parse_args(words)  # --help, --version or an error
     options = _read(words[0], words[1:])
     if getattr(options, "out", None) is not None and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # what is shown beside a folder must not stop it where a terminal lacks a letter
+        sys.stdout.reconfigure(errors="backslashreplace")  # a letter that the terminal lacks must not stop a run
     code = 0
     try:
         code = int(options.run(options))
@@ -97,7 +101,7 @@ def _run(words: list[str]) -> int:
 
 
 def _interrupted(options: argparse.Namespace) -> str:
-    """Where nothing else is known: what was begun goes on with --resume, in commands that have it."""
+    """The message if the command itself gave none. Names --resume if the command has it and `out` was begun."""
     begun = hasattr(options, "resume") and Path(options.out).exists()
     return "interrupted; continue with the same command and --resume" if begun else "interrupted"
 
@@ -107,6 +111,8 @@ def _message(error: Exception, options: argparse.Namespace) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, ImportError) and error.name == "torch":
         return "this command needs torch: pip install 'tokmix[lab]'"
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
     if isinstance(error, (ValueError, OSError, ImportError)) and text:
         return as_options(str(error), options.known)
     return f"{type(error).__name__}{': ' * bool(text)}{text[:500]} (unexpected error; add {DEBUG} to see the traceback)"
@@ -185,6 +191,9 @@ def _read(name: str, words: Sequence[str]) -> argparse.Namespace:
         show_help(parser, () if "--help-all" in before else getattr(_module(name), "FIRST", ()))
     options, unknown = parser.parse_known_intermixed_args(_booleans(parser, words))
     if unknown:
+        before_it = words[max(words.index(unknown[0]) - 1, 0)] if unknown[0] in words else ""
+        if isinstance(parser._option_string_actions.get(before_it), argparse.BooleanOptionalAction) and not unknown[0].startswith("-"):
+            parser.error(f"argument {before_it}: {unknown[0]!r} is neither true nor false")
         parser.error(f"{name} has no argument {unknown[0]!r}{nearest(unknown[0], options.known)}")
     return options
 

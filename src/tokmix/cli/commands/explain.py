@@ -5,6 +5,7 @@ import argparse
 from tokmix.cli.commands.common import add_imports, add_model
 
 ABOUT = "show which words decide a label or score, and which tokens read which, layer by layer and in the whole stack"
+FIRST = ("--out", "--layer", "--samples", "--seed", "--json")  # of --help
 
 
 def add(parser: argparse.ArgumentParser) -> None:

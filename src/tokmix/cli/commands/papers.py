@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 ABOUT = "rerun the claims of the papers: tables and figures, our numbers next to theirs"
+FIRST = ("--quick", "--data", "--out", "--minutes", "--tables")  # of --help
 USES = """\
 tokmix papers                           list what can be run, and what has been run
 tokmix papers NAME [ITEM ...]           run items of a paper (default: all); an interrupted run continues

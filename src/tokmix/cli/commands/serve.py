@@ -5,6 +5,7 @@ import argparse
 from tokmix.cli.commands.common import add_imports
 
 ABOUT = "serve a trained or exported model over HTTP: classification, embeddings or completions"
+FIRST = ("--port", "--host", "--workers", "--token", "--threads")  # of --help
 
 
 def add(parser: argparse.ArgumentParser) -> None:

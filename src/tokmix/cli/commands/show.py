@@ -7,6 +7,7 @@ from tokmix.cli.commands.common import add_imports
 from tokmix.core.checks import is_there
 
 ABOUT = "show a model folder or a stack layer by layer: parameters, FLOPs, state, reach"
+FIRST = ("--length", "--dim", "--vocab", "--feed-forward", "--causal")  # of --help
 DIM, LENGTH, VOCAB = 256, 512, 30522
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 SHORTEST = 8  # letters of a line
 TESTED = 5  # one file of so many is kept for the test
 MOST = {"train": 14_000, "test": 3_000}
-FEWEST = 1_000  # pairs: with less there is nothing to see
+FEWEST = 1_000  # pairs: fewer show nothing
 IN_ORDER, SWAPPED = "in order", "swapped"
 APART = {"test", "tests", "__pycache__", "site-packages", "dist-packages", "idlelib", "lib2to3", "turtledemo", "pydoc_data"}
 
@@ -54,7 +54,7 @@ def write(path: Path, pairs: list[Pair]) -> None:
 
 
 def _pairs(path: Path, name: str, seen: set[tuple[str, str]]) -> Iterator[Pair]:
-    """Two lines of one block each, no comments; which of them are swapped looks random and is the same everywhere."""
+    """Pairs of neighbouring lines of one block, without comments. The swapped ones look random and are the same on every machine."""
     split = "test" if int(draw(name), 16) % TESTED == 0 else "train"
     lines = _lines(path)
     for above, below in pairwise(lines):
@@ -77,5 +77,5 @@ def _lines(path: Path) -> list[str]:
     try:
         with tokenize.open(path) as file:
             return file.read().splitlines()
-    except (OSError, SyntaxError, UnicodeDecodeError):  # a file that Python itself could not read is none of ours
+    except (OSError, SyntaxError, UnicodeDecodeError):  # skip a file that Python itself cannot read
         return []

@@ -1,11 +1,11 @@
-"""All steps from a table to a report, on text that is already here: do two lines of Python's standard library stand in the right order?
+"""All steps from a table to a report, on text that every machine has: are two lines of Python's standard library in the right order?
 
 OUT/stdlib/
     pairs.jsonl      two neighbouring lines of code, label, split, and the file they come from
     run/             as `tokmix train` writes it; model/ in it is the model folder
     report.html      the run on one page, with the words that made an answer and maps of who reads whom
 
-The order of words decides here, and a bag of words sees little of it.
+The task depends on the order of words, of which a bag of words sees little.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BAR = 40  # characters of the longest bar
 
 
 def main(out: str | Path = "out/demo", seed: int = 0, most: dict[str, int] | None = None) -> JsonObject:
-    """Prepare, train, print what came of it; `most`: pairs of a split, where fewer will do. -> the record of the run"""
+    """Prepare, train, print the results. most: the number of pairs of each split. -> the record of the run"""
     began, folder = time.monotonic(), Path(out) / FOLDER
     with _fresh(folder):
         root = lines.standard_library()
@@ -62,11 +62,13 @@ def main(out: str | Path = "out/demo", seed: int = 0, most: dict[str, int] | Non
 
 @contextmanager
 def _fresh(folder: Path) -> Iterator[None]:
-    """A new folder; what an earlier demo left there gives way, nothing else does. Stopped half way it stays, for the next demo."""
+    """A new folder. It replaces the folder of an earlier demo, and nothing else. If the demo is stopped, the next one replaces it."""
     if folder.exists() or folder.is_symlink():
         if not (folder / MARK).is_file():
             raise ValueError(f"{folder} exists and is not of an earlier demo; nothing is overwritten: name another folder with --out")
         shutil.rmtree(folder)
+    if folder.parent.is_file():
+        raise ValueError(f"{folder.parent} is a file: name a folder with --out")
     folder.mkdir(parents=True)
     (folder / MARK).write_text("written by `tokmix demo`, which may replace this folder\n", encoding="utf-8")
     try:
