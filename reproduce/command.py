@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from reproduce import datasets, readme
+from reproduce import datasets, plan, readme
 from reproduce.item import PAPERS, Item, item, items
 from reproduce.run import run as run_items
 from tokmix.core.checks import one_of
@@ -21,12 +21,16 @@ def run(options: argparse.Namespace) -> int:
     if options.check and not options.tables:
         raise ValueError("--check needs --tables: it compares the tables with the results files")
     if options.name is None:
-        _refuse(options, ("quick", "data", *OF_A_RUN), "needs the NAME of a paper, and --tables runs nothing")
+        _refuse(options, ("plan", "quick", "data", *OF_A_RUN), "needs the NAME of a paper, and --tables runs nothing")
         return _all_tables(options.out or ROOT, options.check) if options.tables else _list(options.out or ROOT)
     if options.name == PREPARE:
-        _refuse(options, ("quick", "tables", *OF_A_RUN), "does not go with prepare, which trains nothing")
+        _refuse(options, ("plan", "quick", "tables", *OF_A_RUN), "does not go with prepare, which trains nothing")
         return _prepare(_data(options.data), options.out, options.items)
     chosen = _chosen(options.name, options.items)
+    if options.plan:
+        _refuse(options, ("tables", *OF_A_RUN), "does not go with --plan, which runs nothing")
+        print("\n".join(plan.lines(chosen, _out(options), options.quick)))
+        return 0
     if options.tables:
         if options.items or options.quick:
             raise ValueError("--tables writes the README of the whole paper, from full runs: it takes no ITEM and no --quick")
@@ -88,9 +92,12 @@ def _all_tables(root: Path, check: bool) -> int:
     return max([_tables(name, root / name, check) for name in PAPERS])
 
 
+def _out(options: argparse.Namespace) -> Path:
+    return options.out or (QUICK / options.name if options.quick else ROOT / options.name / "results")
+
+
 def _run(chosen: list[Item], options: argparse.Namespace) -> int:
-    data, quick = _data(options.data), options.quick
-    out = options.out or (QUICK / options.name if quick else ROOT / options.name / "results")
+    data, quick, out = _data(options.data), options.quick, _out(options)
     for one in chosen:
         datasets.check(one, quick, data)
     for one in items(options.name).values():  # all of them: items share jobs

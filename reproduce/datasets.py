@@ -10,8 +10,12 @@ from reproduce import lm_data, rows_data
 from reproduce.item import PAPERS, Item, items
 from tokmix.core import checks
 
-FIELD = {"rows": "data", "lm": "text"}  # kind of job -> where its spec names what it reads
-PREPARE = {"rows": rows_data.prepare, "lm": lm_data.prepare}  # -> what makes compact files: (data, out, names) -> files
+FIELD = {"rows": "data", "bag": "data", "lm": "text"}  # kind of job -> where its spec names what it reads
+PREPARE = {
+    "rows": rows_data.prepare,
+    "bag": rows_data.prepare,
+    "lm": lm_data.prepare,
+}  # -> what makes compact files: (data, out, names) -> files
 MADE_UP = "made-up"  # needs no file
 
 
@@ -33,7 +37,7 @@ def check(item: Item, quick: bool, data: Path | None) -> None:
 
 
 def there(data: Path, name: str) -> bool:
-    return any((data / f"{name}{end}").exists() for end in ("", ".npz", ".gz"))
+    return any((data / f"{name}{end}").exists() for end in ("", ".npz", ".gz")) or name in lm_data.there(data)
 
 
 def prepare(data: Path, out: Path, asked: Sequence[str], say: Callable[[str], None]) -> list[Path]:

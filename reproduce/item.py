@@ -21,6 +21,7 @@ PAPERS = {
     "hypermlp": ["mad", "recall", "lm"],
     "beyond": ["causal"],
     "encoder": ["items"],
+    "fair": ["language", "study", "scale", "rows", "systematicity", "imdb", "recipe"],
 }
 
 

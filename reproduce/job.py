@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,7 +25,10 @@ KINDS = {
     "synthetic": "reproduce.synthetic:run",
     "shapes": "reproduce.shapes:run",
     "timing": "reproduce.timing:run",
+    "bag": "reproduce.bag:run",
+    "systematicity": "reproduce.systematicity:run",
 }
+RESUMABLE = ("lm",)  # kinds that stop when the time is over, and go on from a checkpoint
 
 
 @dataclass(frozen=True)
@@ -31,12 +36,20 @@ class Job:
     """key     unique within its item, and usable as a file name
     spec    all that decides the outcome, but for device and versions
     weight  how long it takes, roughly and relative to others: the longest are done first
+    worth   jobs of more worth are done before those of less, whatever they take
+    seconds of a GPU, about; None where nobody has estimated it
     """
 
     key: str
     kind: str
     spec: dict[str, Any]
     weight: float = 1.0
+    worth: float = 0.0
+    seconds: float | None = None
+
+    @property
+    def resumable(self) -> bool:
+        return self.kind in RESUMABLE
 
     @property
     def mark(self) -> str:
@@ -48,13 +61,26 @@ class Job:
         return f"{self.key}-{self.mark}.json"
 
 
+class PausedError(Exception):
+    """The time is over; the job goes on from its checkpoint when it is run again."""
+
+
 @dataclass(frozen=True)
 class Context:
-    """data: the folder of data sets, or of what `tokmix papers prepare` made of them."""
+    """data        the folder of data sets, or of what `tokmix papers prepare` made of them
+    checkpoint  where a resumable job keeps how far it is
+    until       of time.monotonic(): a resumable job stops then
+    """
 
     device: torch.device
     data: Path | None
     say: Callable[[str], None] = print
+    checkpoint: Path | None = None
+    until: float = math.inf
+
+    @property
+    def late(self) -> bool:
+        return self.checkpoint is not None and time.monotonic() > self.until
 
     def data_folder(self) -> Path:
         if self.data is None:

@@ -6,6 +6,9 @@ spec    text       a name that lm_data knows
         batch      windows of a step; epochs: how often the text is read; steps: instead of epochs, how many
         warmup, schedule, weight_decay, precision      replicas.py
         points     how often it is scored on the way; peek: windows that such a score reads at most (the last one reads all)
+        optimizer  adamw (where it is not given) or muon
+
+A job that is stopped when the time is over goes on from its checkpoint (pieces.py).
 
 Windows are max_len tokens long and lie end to end, beginning elsewhere in every epoch; the text is a ring, so that every window is
 full. Every token is predicted, the first of a split as if an end of text stood before it.
@@ -13,6 +16,7 @@ full. Every token is predicted, the first of a split as if an end of text stood 
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -23,12 +27,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reproduce import lm_data
-from reproduce.job import Context
+from reproduce.job import Context, Job
+from reproduce.pieces import Pieces
 from tokmix.core.mixer import Cost
 from tokmix.core.model import Model, ModelConfig
 from tokmix.core.optional import np
 from tokmix.core.seeds import seeded
 from tokmix.training import replicas
+from tokmix.training.meter import energy_counter
 from tokmix.training.precision import autocast
 from tokmix.training.step import Forward
 
@@ -132,26 +138,32 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
         raise ValueError(f"{text.name} has {seen} tokens to train on, fewer than one window of {length}")
     models = [build(spec["model"], one["seed"]) for one in members]
     steps, loss = steps_of(spec, seen), _loss(ring(text.splits["train"], text.before, length, device), length)
-    watch = _Watch(Scorer(text, "valid", length, device, precision), models, steps, spec.get("peek"), context)
+    pieces = Pieces(context, Job("", "lm", spec).mark)
+    every = max(1, -(-steps // spec.get("points", 4)))
+    watch = _Watch(Scorer(text, "valid", length, device, precision), models, steps, every, spec.get("peek"), context, pieces)
     recipe = replicas.Recipe(steps, spec.get("warmup", 0), spec.get("schedule", "cosine"), precision=precision)
     left_out = replicas.train(
         [
-            replicas.Replica(model, loss, one["lr"], spec.get("weight_decay", 0.0), one["seed"])
+            replicas.Replica(model, loss, one["lr"], spec.get("weight_decay", 0.0), one["seed"], spec.get("optimizer", "adamw"))
             for model, one in zip(models, members, strict=True)
         ],
-        batches(seen, length, spec["batch"], [one["seed"] for one in members]),
+        itertools.islice(batches(seen, length, spec["batch"], [one["seed"] for one in members]), pieces.step, None),
         recipe,
         device,
-        every=max(1, -(-steps // spec.get("points", 4))),
+        every=every,
         report=watch,
+        stop=watch.stop,
+        begin=watch.begin,
         say=context.say,
     )
+    pieces.end()
     test = Scorer(text, "test", length, device, precision) if "test" in text.splits else None
     runs = [
         _record(one, watch, place, None if test is None else test(models[place])) | {"left_out": left_out[place]}
         for place, one in enumerate(members)
     ]
-    return {"runs": runs, **_facts(spec, text, models[0], steps), "side_by_side": len(members), "tokens_per_s": watch.rate(spec)}
+    return {"runs": runs, **_facts(spec, text, models[0], steps), "side_by_side": len(members), "tokens_per_s": watch.rate(spec),
+            "training_seconds": watch.seconds, "training_joules": watch.joules}  # fmt: skip
 
 
 def window_loss(forward: Forward, ids: Tensor) -> Tensor:
@@ -169,25 +181,61 @@ def _loss(text: Tensor, length: int) -> replicas.Loss:
 
 
 class _Watch:
-    """Scores all members at each report, and keeps the time without scoring."""
+    """Scores all members at each report, and keeps the time and the energy without scoring; over all pieces of the job."""
 
-    def __init__(self, scorer: Scorer, models: Sequence[Model], steps: int, peek: int | None, context: Context):
-        self.scorer, self.models, self.steps, self.peek, self.context = scorer, models, steps, peek, context
-        self.curves: list[list[dict[str, float]]] = [[] for _ in models]
-        self.times: list[tuple[int, float]] = []  # (step, seconds spent training up to it)
-        self.paused, self.began = 0.0, time.monotonic()
+    def __init__(
+        self, scorer: Scorer, models: Sequence[Model], steps: int, every: int, peek: int | None, context: Context, pieces: Pieces
+    ):  # fmt: skip
+        self.scorer, self.models, self.steps, self.every, self.peek = scorer, models, steps, every, peek
+        self.context, self.pieces = context, pieces
+        before = pieces.notes or {"curves": [[] for _ in models], "times": [], "seconds": 0.0, "joules": 0.0}
+        self.curves: list[list[dict[str, float]]] = before["curves"]
+        self.times: list[tuple[int, float]] = before["times"]  # (step, seconds spent training up to it), of reports
+        self.seconds, self.joules = before["seconds"], before["joules"]
+        self.counter, self.stopped = energy_counter(context.device), False
+        self.began = self._now()
+
+    def begin(self, members: Sequence[replicas.Member]) -> None:
+        """The graphs are recorded: what that took is no training."""
+        self.pieces.begin(members)
+        self.began = self._now()
+
+    def _now(self) -> tuple[float, float | None]:
+        return time.monotonic(), None if isinstance(self.counter, str) else self.counter.joules()
+
+    def _tick(self) -> None:
+        (early, before), (late, after) = self.began, self._now()
+        self.seconds += late - early
+        self.joules = None if before is None or after is None or self.joules is None else self.joules + after - before
+
+    def stop(self) -> bool:
+        """Whether the time is over; what is done then is kept at the report that follows."""
+        self.stopped = self.context.late
+        return self.stopped
 
     def __call__(self, step: int, losses: list[float]) -> None:
-        now = time.monotonic()  # the losses have come from the device: all steps are done
-        self.times.append((step, now - self.began - self.paused))
+        self._tick()  # the losses have come from the device: all steps are done
         last = step == self.steps
+        if not self.stopped or step % self.every == 0 or last:
+            self._score(step, losses, last)
+        if self.stopped and not last:
+            self.context.say(f"stopped at step {step}/{self.steps}")
+            self.pieces.pause(self._notes())
+        if not last and self.pieces.due():
+            self.pieces.save(self._notes())
+        self.began = self._now()
+
+    def _score(self, step: int, losses: list[float], last: bool) -> None:
+        self.times.append((step, self.seconds))
         for model, curve, train in zip(self.models, self.curves, losses, strict=True):
-            curve.append({"step": step, "train": train, **self.scorer(model, None if last else self.peek)})
-        self.paused += time.monotonic() - now
+            curve.append({"step": step, "train": train, "seconds": self.seconds, **self.scorer(model, None if last else self.peek)})
         self.context.say(f"step {step}/{self.steps}: " + ", ".join(f"{curve[-1]['loss']:.4f}" for curve in self.curves))
 
+    def _notes(self) -> dict[str, Any]:
+        return {"curves": self.curves, "times": self.times, "seconds": self.seconds, "joules": self.joules}
+
     def rate(self, spec: dict[str, Any]) -> float | None:
-        """Tokens a second of all members together, from the first report on: what comes before it records and compiles."""
+        """Tokens a second of all members together, from the first report on: what comes before it may compile."""
         if len(self.times) < 2:
             return None
         (first, early), (last, late) = self.times[0], self.times[-1]

@@ -2,6 +2,7 @@
 
     tinystories, wikitext2   FOLDER/NAME/{train,valid,test}.txt[.gz]: byte-level BPE trained on train; stories end with <|endoftext|>
     enwik8                   FOLDER/enwik8[.gz]: bytes, 90 / 5 / 5 %; of train the first 32 million, more than the runs here read
+    encyclopedia, english    millions of documents, held out by hash (lm_documents.py)
     made-up                  no file at all: sentences drawn from a few words, for --quick and the tests
 
 A compact file, NAME.npz, needs numpy alone: ids of all splits in a row, where each begins, and what was done, as JSON.
@@ -19,13 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reproduce import lm_documents
 from tokmix.core import checks
 from tokmix.core.optional import np
 from tokmix.data.prepare.documents import cuts
 from tokmix.runs.files import replacing
 
 FORMAT = "tokmix-papers-text-1"
-VOCAB = {"tinystories": 4096, "wikitext2": 4096, "enwik8": 256, "made-up": 256}
+VOCAB = {"tinystories": 4096, "wikitext2": 4096, "enwik8": 256, "made-up": 256, **dict.fromkeys(lm_documents.FOLDERS, lm_documents.VOCAB)}
+LARGE = 10_000_000  # tokens from which on a file is not compressed: `pack` (reproduce/encoder/data.py) does that better
 ENWIK8_TRAIN = 32_000_000  # bytes of train that are kept
 NEWLINE = 10  # stands before the first byte of a text of bytes
 SPLITS = ("train", "valid", "test")
@@ -75,8 +78,9 @@ def write(text: Text, path: Path) -> Path:
     offsets = np.cumsum([0, *(len(text.splits[name]) for name in names)])
     ids = np.concatenate([text.splits[name] for name in names])
     ids = ids.astype(np.uint8) if text.vocab <= 256 else ids
+    save = np.savez if len(ids) >= LARGE else np.savez_compressed
     with replacing(path) as partial, partial.open("wb") as file:
-        np.savez_compressed(file, ids=ids, offsets=offsets, facts=np.array(json.dumps(facts)))
+        save(file, ids=ids, offsets=offsets, facts=np.array(json.dumps(facts)))
     return path
 
 
@@ -107,6 +111,8 @@ def _files(folder: Path, name: str) -> dict[str, Path]:
 
 
 def _has_raw(folder: Path, name: str) -> bool:
+    if name in lm_documents.FOLDERS:
+        return bool(lm_documents.files(folder, name))
     found = _files(folder, name)
     return "all" in found or {"train", "valid"} <= set(found)
 
@@ -114,8 +120,13 @@ def _has_raw(folder: Path, name: str) -> bool:
 @functools.lru_cache(maxsize=4)
 def _raw(folder: Path, name: str) -> Text:
     if not _has_raw(folder, name):
+        if name in lm_documents.FOLDERS:
+            wanted = ", ".join(lm_documents.FOLDERS[name])
+            raise ValueError(f"{folder} has no {name}.npz, and neither it nor TOKMIX_TEXT has folders of text: {wanted}")
         wanted = "enwik8 or enwik8.gz" if name == "enwik8" else f"{name}/train.txt.gz and {name}/valid.txt.gz"
         raise ValueError(f"{folder} has neither {name}.npz nor {wanted}")
+    if name in lm_documents.FOLDERS:
+        return _documents(name, lm_documents.files(folder, name))
     files = _files(folder, name)
     sources = {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files.values()}
     return _enwik8(files["all"], sources) if name == "enwik8" else _words(name, files, sources)
@@ -153,6 +164,12 @@ def _words(name: str, files: dict[str, Path], sources: dict[str, str]) -> Text:
         splits[split] = np.concatenate([*parts, end])
     sizes = {split: sum(len(piece.text.encode()) for piece in found) for split, found in pieces.items()}
     return Text(name, VOCAB[name], int(end[0]), splits, sizes, sources, f"byte-level BPE of {VOCAB[name]}, trained on train")
+
+
+def _documents(name: str, paths: list[Path]) -> Text:
+    splits, sizes, end, told = lm_documents.encoded(paths)
+    sources = {f"{path.parent.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    return Text(name, lm_documents.VOCAB, end, splits, sizes, sources, told)
 
 
 @functools.cache

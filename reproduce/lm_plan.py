@@ -15,6 +15,7 @@ from tokmix.core import stack
 from tokmix.core.budget import TOLERANCE, parameter_count
 
 Arm = Literal["parameters", "feed-forward"]  # what a stack shares with the yardstick
+Settings = tuple[tuple[str, Any], ...]  # of ModelConfig, by name
 ARMS: dict[Arm, str] = {"parameters": "equal parameters", "feed-forward": "equal feed-forward"}
 
 
@@ -38,13 +39,13 @@ class Setting:
     points: int = 4
     seeds: int = 3
 
-    def model(self, written: str, arm: Arm) -> dict[str, Any]:
-        """Settings of ModelConfig."""
-        return dict(_model(self, written, arm))
+    def model(self, written: str, arm: Arm, settings: Settings = ()) -> dict[str, Any]:
+        """Settings of ModelConfig. settings: those that differ from the setting's own."""
+        return dict(_model(self, written, arm, settings))
 
 
 @functools.cache
-def _model(setting: Setting, written: str, arm: Arm) -> tuple[tuple[str, Any], ...]:
+def _model(setting: Setting, written: str, arm: Arm, settings: Settings) -> Settings:
     base: dict[str, Any] = {
         "stack": written,
         "dim": setting.dim,
@@ -53,8 +54,10 @@ def _model(setting: Setting, written: str, arm: Arm) -> tuple[tuple[str, Any], .
         "feed_forward": setting.feed_forward,
     }
     base["positions"] = setting.positions
+    goal = base | {"stack": setting.yardstick}
+    base |= dict(settings)
     if arm == "parameters":
-        base["feed_forward"] += _wider(_count(tuple(base.items())), _count(tuple((base | {"stack": setting.yardstick}).items())), base)
+        base["feed_forward"] += _wider(_count(tuple(base.items())), _count(tuple(goal.items())), base)
     return tuple(base.items())
 
 
@@ -64,9 +67,9 @@ def _count(model: tuple[tuple[str, Any], ...]) -> int:
 
 
 def _wider(has: int, goal: int, model: dict[str, Any]) -> int:
-    """What to add to the feed-forward's width to come from `has` parameters to `goal`. Every unit costs 2 dim + 1 in each layer.
+    """What to add to the feed-forward's width to come from `has` parameters to `goal`.
     The width stays a multiple of 16 where that is near enough: tensor cores are several times slower at odd ones."""
-    unit = len(stack.parse(model["stack"])) * (2 * model["dim"] + 1)
+    unit = _count(tuple((model | {"feed_forward": model["feed_forward"] + 1}).items())) - has
     exact = model["feed_forward"] + (goal - has) / unit
     for step in (16, 8, 4, 2, 1):
         width = max(1, round(exact / step) * step)
@@ -78,13 +81,17 @@ def _wider(has: int, goal: int, model: dict[str, Any]) -> int:
 @dataclass(frozen=True)
 class Entry:
     """One row: a stack in one arm. seeds: how many where it is not the setting's number; first: done before others; label: what tables
-    call it, where the stack does not say it."""
+    call it, where the stack does not say it; settings: of the model, where they are not the setting's; tag: what tells its jobs from
+    those of another row with the same stack."""
 
     stack: str
     arm: Arm = "parameters"
     seeds: int | None = None
     first: bool = False
     label: str = ""
+    settings: Settings = ()
+    optimizer: str = "adamw"
+    tag: str = ""
 
     @property
     def name(self) -> str:
@@ -97,6 +104,7 @@ class Entry:
     @property
     def key(self) -> str:
         plain = re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+        plain += f"-{self.tag}" if self.tag else ""
         return plain if self.arm == "parameters" else f"{plain}-narrow"
 
 
@@ -114,10 +122,11 @@ def _shown(spec: stack.Spec) -> stack.Spec:
 
 
 def job(setting: Setting, entry: Entry, members: Sequence[dict[str, Any]], key: str | None = None) -> Job:
-    spec: dict[str, Any] = {"text": setting.text, "model": setting.model(entry.stack, entry.arm), "members": list(members)}
+    spec: dict[str, Any] = {"text": setting.text, "model": setting.model(entry.stack, entry.arm, entry.settings), "members": list(members)}
     spec |= {"batch": setting.batch, "warmup": setting.warmup, "schedule": "cosine", "weight_decay": 0.0, "precision": "bf16"}
     spec |= {"epochs": setting.epochs} if setting.steps is None else {"steps": setting.steps}
     spec |= {"peek": setting.peek, "points": setting.points}
+    spec |= {} if entry.optimizer == "adamw" else {"optimizer": entry.optimizer}
     return Job(key or entry.key, "lm", spec, weight=(10.0 if entry.first else 1.0) * len(members))
 
 
@@ -146,7 +155,7 @@ def speed_job(setting: Setting, entries: Iterable[Entry], done: Iterable[Job], o
     """How fast these are, as one job, named when all others are done: then it has the device for itself."""
     if any(one.key not in outcomes for one in done):
         return []
-    models = {entry.key: setting.model(entry.stack, entry.arm) for entry in entries}
+    models = {entry.key: setting.model(entry.stack, entry.arm, entry.settings) for entry in entries}
     small = {"steps": 4, "turns": 2, "tokens": 4}
     size = small if quick else {"steps": 80, "turns": 4, "tokens": 32}
     return [Job("speed", "lm_speed", {"models": models, "batch": setting.batch, "precision": "bf16", **size})]

@@ -1,7 +1,8 @@
 """Jobs of kind "lm_speed": how fast stacks train and decode, one after the other and alone on the device.
 
 spec    models     name -> settings of ModelConfig, as in kind "lm"
-        batch      windows of a training step; steps: how many are timed, in `turns` turns of which the median counts
+        batch      windows of a training step, or batch_tokens; steps: how many are timed, in `turns` turns of which the median counts
+        optimizer  as in kind "lm"
         tokens     decoded in a row by a batch of one, the last of the model's context
 
 Training is replicas.py: one model, whole steps with the optimizer, a CUDA graph on a GPU. Decoding is Model.step as generation calls it,
@@ -41,7 +42,8 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
 
 def trained(model: dict[str, Any], spec: dict[str, Any], device: torch.device) -> float:
     """Tokens a second. What the tokens are does not matter."""
-    length, batch, steps, turns = model["max_len"], spec["batch"], spec["steps"], spec["turns"]
+    length, steps, turns = model["max_len"], spec["steps"], spec["turns"]
+    batch = spec["batch"] if "batch" in spec else max(1, spec["batch_tokens"] // length)
     chance = torch.Generator().manual_seed(0)
     ids = torch.randint(model["vocab"], (64 * batch, length + 1), generator=chance).to(device)
     times: list[float] = []
@@ -56,7 +58,8 @@ def trained(model: dict[str, Any], spec: dict[str, Any], device: torch.device) -
     every = max(1, steps // turns)
     recipe = replicas.Recipe(every * (turns + 1), schedule="constant", precision=spec.get("precision", "bf16"))
     report = lambda step, losses: times.append(time.perf_counter())
-    replicas.train([replicas.Replica(lm.build(model, 0), loss, 1e-4)], batches(), recipe, device, every=every, report=report)
+    alone = replicas.Replica(lm.build(model, 0), loss, 1e-4, optimizer=spec.get("optimizer", "adamw"))
+    replicas.train([alone], batches(), recipe, device, every=every, report=report)
     # The first turn records and compiles: it is none of those counted.
     return every * batch * length / statistics.median(after - before for before, after in itertools.pairwise(times))
 

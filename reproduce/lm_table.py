@@ -16,24 +16,27 @@ from tokmix.show import pareto
 
 
 class Found:
-    """A results file by entry."""
+    """A results file by entry. phase: what the keys of its jobs end with."""
 
-    def __init__(self, content: Results):
-        self.outcomes = results.outcomes(content)
+    def __init__(self, content: Results, phase: str = ""):
+        self.phase, self.outcomes = phase, results.outcomes(content)
         self.records: dict[str, Mapping[str, Any]] = {job["key"]: job for job in content["jobs"]}
-        self.speeds = self._speeds()
+        self.speeds = self.speeds_of("speed")
 
-    def _speeds(self) -> dict[tuple[str, ...], Mapping[str, Any]]:
+    def speeds_of(self, job: str) -> dict[tuple[str, ...], Mapping[str, Any]]:
         """By layers in any order: what stands where does not change what is computed."""
-        models = self.records.get("speed", {}).get("spec", {}).get("models", {})
-        known = self.outcomes.get("speed", {}).get("speeds", {})
-        return {_layers(model): known[key] for key, model in models.items() if key in known}
+        models = self.records.get(job, {}).get("spec", {}).get("models", {})
+        known = self.outcomes.get(job, {}).get("speeds", {})
+        return {layers_of(model): known[key] for key, model in models.items() if key in known}
+
+    def key(self, entry: Entry) -> str:
+        return entry.key + self.phase
 
     def outcome(self, entry: Entry) -> Mapping[str, Any]:
-        return self.outcomes.get(entry.key, {})
+        return self.outcomes.get(self.key(entry), {})
 
     def runs(self, entry: Entry, key: str | None = None) -> list[Run]:
-        return page.runs(self.outcomes.get(key or entry.key))
+        return page.runs(self.outcomes.get(key or self.key(entry)))
 
     def mean(self, entry: Entry, name: str = "score") -> float | None:
         known = page.scores(self.runs(entry), name)
@@ -44,14 +47,14 @@ class Found:
 
     def speed(self, entry: Entry, name: str) -> float | None:
         """us_per_token: of training; the rest as it was measured."""
-        model = self.records.get(entry.key, {}).get("spec", {}).get("model")
-        known: Mapping[str, Any] = {} if model is None else self.speeds.get(_layers(model), {})
+        model = self.records.get(self.key(entry), {}).get("spec", {}).get("model")
+        known: Mapping[str, Any] = {} if model is None else self.speeds.get(layers_of(model), {})
         if name == "us_per_token":
             return 1e6 / known["tokens_per_s"] if "tokens_per_s" in known else None
         return known.get(name)
 
 
-def _layers(model: Mapping[str, Any]) -> tuple[str, ...]:
+def layers_of(model: Mapping[str, Any]) -> tuple[str, ...]:
     return (str(model["feed_forward"]), *sorted(map(str, stack.parse(model["stack"]))))
 
 
@@ -69,25 +72,25 @@ def _columns(found: Found, yardstick: Entry, speed: bool, tested: bool) -> Colum
     """FLOPs and state also as a share of the yardstick's."""
     runs, fact = found.runs, found.fact
     columns: Columns = {
-        "parameters": lambda one: _number(fact(one, "parameters"), "{:,}"),
+        "parameters": lambda one: number(fact(one, "parameters"), "{:,}"),
         "loss": lambda one: page.cell(runs(one), 4),
         "seeds": lambda one: str(len(page.scores(runs(one)))),
-        f"to {yardstick.label or f'`{yardstick.name}`'}": lambda one: _difference(runs(one), runs(yardstick)),
+        f"to {yardstick.label or f'`{yardstick.name}`'}": lambda one: difference(runs(one), runs(yardstick)),
         "bits per byte": lambda one: page.spread(page.scores(runs(one), "bits_per_byte"), 4),
     }
     if tested:
         columns["test, bits per byte"] = lambda one: page.spread(_tests(runs(one)), 4)
     columns["accuracy, %"] = lambda one: page.spread(page.scores(runs(one), "accuracy"), 2, 100.0)
-    columns["training FLOPs"] = lambda one: _share(fact(one, "flops"), fact(yardstick, "flops"), "{:.2e}")
+    columns["training FLOPs"] = lambda one: share(fact(one, "flops"), fact(yardstick, "flops"), "{:.2e}")
     if speed:
-        columns["training tokens/s"] = lambda one: _number(found.speed(one, "tokens_per_s"), "{:,.0f}")
-        columns["decode, µs a token"] = lambda one: _number(found.speed(one, "decode_us"), "{:.0f}")
-    columns["state"] = lambda one: _share(fact(one, "state_numbers"), fact(yardstick, "state_numbers"), "{:,.0f}")
+        columns["training tokens/s"] = lambda one: number(found.speed(one, "tokens_per_s"), "{:,.0f}")
+        columns["decode, µs a token"] = lambda one: number(found.speed(one, "decode_us"), "{:.0f}")
+    columns["state"] = lambda one: share(fact(one, "state_numbers"), fact(yardstick, "state_numbers"), "{:,.0f}")
     return columns
 
 
 def _row(found: Found, entry: Entry, columns: Columns) -> list[object]:
-    width = found.records.get(entry.key, {}).get("spec", {}).get("model", {}).get("feed_forward")
+    width = found.records.get(found.key(entry), {}).get("spec", {}).get("model", {}).get("feed_forward")
     if not found.runs(entry):
         return [entry.title, width, *["failed" if "error" in found.outcome(entry) else page.NOT_RUN] * len(columns)]
     return [entry.title, width, *(column(entry) for column in columns.values())]
@@ -99,19 +102,19 @@ def _tests(runs: Iterable[Run]) -> list[float]:
     return [value for value in found if value is not None]
 
 
-def _difference(known: Sequence[Run], other: Sequence[Run]) -> str:
+def difference(known: Sequence[Run], other: Sequence[Run]) -> str:
     """Of the means over the seeds that both have."""
     ours, theirs = ({run["seed"]: run["score"] for run in side if run.get("score") is not None} for side in (known, other))
     common = sorted(set(ours) & set(theirs))
     return f"{statistics.fmean(ours[seed] - theirs[seed] for seed in common):+.4f}" if common else page.NOT_RUN
 
 
-def _number(value: float | None, shape: str) -> str:
+def number(value: float | None, shape: str) -> str:
     return page.NOT_RUN if value is None else shape.format(value)
 
 
-def _share(value: float | None, whole: float | None, shape: str) -> str:
-    return _number(value, shape) + (f" ({value / whole:.2f})" if value is not None and whole else "")
+def share(value: float | None, whole: float | None, shape: str) -> str:
+    return number(value, shape) + (f" ({value / whole:.2f})" if value is not None and whole else "")
 
 
 def arms(found: Found, entries: Sequence[Entry], yardstick: Entry, speed: bool = True) -> str:
@@ -142,7 +145,7 @@ READING = (
 
 def legend(found: Found, entries: Sequence[Entry]) -> str:
     """What was done, from the first job that has been. The first entry is the yardstick."""
-    done = next((found.records[one.key] for one in entries if found.runs(one)), None)
+    done = next((found.records[found.key(one)] for one in entries if found.runs(one)), None)
     if done is None:
         return ""
     spec, outcome = done["spec"], done["outcome"]

@@ -1,6 +1,7 @@
 """Results on disk.
 
 OUT/ITEM.jobs/KEY-MARK.json   what came of one job, written when it is done; a second call goes on from there
+OUT/ITEM.jobs/KEY-MARK.checkpoint   how far a long job is, until it is done
 OUT/ITEM.jobs/calls.jsonl     one line a call: seconds, energy, workers
 OUT/ITEM.json                 the results file: all of it in one
 """
@@ -21,6 +22,10 @@ CALLS = "calls.jsonl"
 
 def jobs_folder(out: Path, item: str) -> Path:
     return out / f"{item}.jobs"
+
+
+def checkpoint(folder: Path, job: Job) -> Path:
+    return (folder / job.file).with_suffix(".checkpoint")
 
 
 def read_job(folder: Path, job: Job) -> dict[str, Any] | None:

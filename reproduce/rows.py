@@ -6,9 +6,10 @@
            limit      tokens a row has at most                  score     "dev", what is held out (a search), or "valid"
            embedding  the words' weights begin with this        rows      at most so many rows of each split (small versions)
                       standard deviation, times its inverse: their vectors begin at scale 1, and AdamW moves them faster
+           test       with score "valid": whether the rows of test are scored too
            widths     columns that batches may have; where they are not given, those that leave the fewest empty
 
-No epoch is chosen: the figure of a run is its accuracy after the last step. Valid is read once, and nothing is chosen by it.
+No epoch is chosen: the figure of a run is its accuracy after the last step. Valid and test are read once, and nothing is chosen by them.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class Tally:
     dev: list[float | None] = field(default_factory=list)
     loss: list[float | None] = field(default_factory=list)
     right: np.ndarray | None = None
+    test: np.ndarray | None = None
 
     def record(self, member: dict[str, Any], compared: bool) -> dict[str, Any]:
         """compared: row by row with other models, so that all of them are told."""
@@ -96,6 +98,8 @@ class Tally:
         if self.right is None:
             return told | {"state": "diverged", "score": self.chance, "error": "outputs are not finite: it scores the commonest class"}
         told |= {"state": "finished", "score": float(self.right.mean())}
+        if self.test is not None:
+            told |= {"test": float(self.test.mean()), "test_right": pack(self.test), "test_examples": len(self.test)}
         return told | ({"right": pack(self.right), "examples": len(self.right)} if compared else {})
 
 
@@ -133,6 +137,7 @@ class Judge:
 
     def __init__(self, models: Sequence[Model], splits: dict[str, Split], score: str, steps: int, chance: float, precision: str):
         self.models, self.dev, self.scored, self.steps, self.precision = models, splits["dev"], splits[score], steps, precision
+        self.test = splits.get("test")
         self.tallies = [Tally(chance) for _ in models]
         self.seconds, self.pace = 0.0, Pace(self.scored.ids.device)
 
@@ -146,6 +151,7 @@ class Judge:
                 tally.dev.append(None if right is None else float(right.mean()))
             if step == self.steps:
                 tally.right = right if self.scored is self.dev else self.scored.right(model, self.precision)
+                tally.test = None if self.test is None else self.test.right(model, self.precision)
         self.seconds += time.perf_counter() - begin
         self.pace.begin()
 
@@ -201,6 +207,8 @@ def _splits(spec: dict[str, Any], table: rows_data.Table, device: torch.device) 
     if spec["score"] == "dev" and not len(aside):
         raise ValueError(f"{spec['data']}: dev={spec['dev']} holds out none of {len(table.train)} rows")
     parts = {"train": (table.train, learned), "dev": (table.train, aside), "valid": (table.valid, np.arange(len(table.valid)))}
+    if spec.get("test") and table.test is not None:
+        parts["test"] = (table.test, np.arange(len(table.test)))
     return {name: Split(texts, chosen[:most], known, limit, device) for name, (texts, chosen) in parts.items()}
 
 

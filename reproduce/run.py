@@ -20,6 +20,7 @@ from bench.speed.machine import code
 from reproduce import results
 from reproduce.item import Item
 from reproduce.job import Job
+from reproduce.worker import PAUSED
 from tokmix.core.checks import at_least, nearest
 from tokmix.runs import pool
 from tokmix.runs.cluster import ClusterPool
@@ -30,6 +31,7 @@ from tokmix.training.meter import Meter
 Say = Callable[[str], None]
 WORKER = "reproduce.worker"
 THREADS = 4  # of a job on a cluster
+LEAST = 45.0  # seconds that a resumable job must have left, since building its graphs takes most of that
 
 
 def run(
@@ -59,7 +61,8 @@ def run(
                 book.workers = cluster.size
             else:
                 fed = here = _local_pool(jobs, device, workers, out / "workers.log", minutes, say)
-                book.workers = crew.sharing = len(here.devices)
+                book.workers = crew.sharing = crew.slots = len(here.devices)
+                crew.until = here.until
             fed.run(crew.new(), crew.report, crew.new)
     finally:
         book.write()
@@ -99,6 +102,8 @@ class _Crew:
     def __init__(self, items: Sequence[Item], out: Path, data: Path | None, quick: bool, only: Sequence[str], say: Say, book: _Book):
         self.items, self.out, self.data, self.quick, self.only, self.say, self.book = items, out, data, quick, only, say, book
         self.sharing = 1  # workers that share a device, so that its energy is that of all of them; a cluster has one a GPU
+        self.slots: float = math.inf  # workers: no more jobs are handed out, so that the next one is always that of most worth
+        self.until = math.inf
         self.handed: set[str] = set()  # files of jobs
         self.told = 0
 
@@ -109,42 +114,56 @@ class _Crew:
                 raise ValueError(f"--only {name}: no job has such a name by now (* stands for anything){nearest(name, keys)}")
 
     def left(self) -> list[tuple[Item, Job]]:
-        """The jobs that could be done now: in the order of the names that were given, longest first."""
+        """The jobs that could be done now: in the order of the names that were given, begun ones, then those of most worth, then the
+        longest first."""
         found: list[tuple[Item, Job]] = []
         for item in self.items:
             jobs, outcomes = results.known(item, results.jobs_folder(self.out, item.name), self.quick)
             named = {job.file for _, job in found}  # what two items share is done once
             wanted = [job for job in jobs if self._place(job) is not None]
             found += [(item, job) for job in wanted if job.key not in outcomes and job.file not in named]
-        return sorted(found, key=lambda one: (self._place(one[1]), -one[1].weight))
+        begun = lambda item, job: results.checkpoint(results.jobs_folder(self.out, item.name), job).is_file()
+        return sorted(found, key=lambda one: (self._place(one[1]), not begun(*one), -one[1].worth, -one[1].weight))
 
     def _place(self, job: Job) -> int | None:
         """Of the first name that means this job; None where none does."""
         return next((place for place, name in enumerate(self.only or ["*"]) if fnmatchcase(job.key, name)), None)
 
     def new(self) -> list[pool.Task]:
-        """Tasks for what has not been handed out yet."""
-        found = [(item, job) for item, job in self.left() if job.file not in self.handed]
+        """Tasks for workers that have nothing to do, of what has not been handed out yet and fits into the time."""
+        found = [(item, job) for item, job in self.left() if job.file not in self.handed and self._fits(job)]
+        if self.slots < math.inf:
+            found = found[: int(self.slots) - len(self.handed) + self.told]
         self.handed |= {job.file for _, job in found}
-        return [_task(item, job, self.out, self.data) | {"workers": self.sharing} for item, job in found]
+        until = None if self.until == math.inf else self.until
+        return [_task(item, job, self.out, self.data) | {"workers": self.sharing, "until": until} for item, job in found]
+
+    def _fits(self, job: Job) -> bool:
+        """Of a job that says how long it takes: whether it would end in time, or come far enough to be worth its start."""
+        needed = 0.0 if job.seconds is None else min(job.seconds, LEAST) if job.resumable else job.seconds
+        return time.monotonic() + needed <= self.until
 
     def report(self, task: pool.Task, answer: dict[str, Any]) -> None:
         self.told += 1
         if answer["state"] == pool.NOT_RUN:
             return
-        place = f"[{self.told}/{len(self.handed)}] {task['item']} {task['key']}"
+        jobs = len(self.handed | {job.file for _, job in self.left()})
+        place = f"[{self.told}/{jobs}] {task['item']} {task['key']}"
         if "seconds" not in answer:  # its process died
             self.say(f"{place}: {answer['error']}")
             return
         self.book.add(task["item"], answer["seconds"])
-        self.say(f"{place}: {answer['error'] or 'done'} in {answer['seconds']:.1f} s")
+        done = "stopped, to go on later, after" if answer["state"] == PAUSED else f"{answer['error'] or 'done'} in"
+        self.say(f"{place}: {done} {answer['seconds']:.1f} s")
         results.collect(next(item for item in self.items if item.name == task["item"]), self.out, self.quick)  # as far as it goes
 
 
 def _task(item: Item, job: Job, out: Path, data: Path | None) -> pool.Task:
-    path = (results.jobs_folder(out, item.name) / job.file).resolve()
-    place = {"item": item.name, "data": None if data is None else str(data.resolve()), "out": str(path)}
-    return place | {name: value for name, value in asdict(job).items() if name != "weight"}
+    folder = results.jobs_folder(out, item.name).resolve()
+    place = {"item": item.name, "data": None if data is None else str(data.resolve()), "out": str(folder / job.file)}
+    if job.resumable:
+        place["checkpoint"] = str(results.checkpoint(folder, job))
+    return place | {name: value for name, value in asdict(job).items() if name in ("key", "kind", "spec")}
 
 
 def _told(arguments: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import traceback
@@ -10,13 +11,15 @@ from typing import Any
 
 from tokmix.runs.pool_server import serve
 
+PAUSED = "paused"
+
 
 def do(task: dict[str, Any]) -> dict[str, Any]:
     """A job that fails has failed for good: its one line is its outcome, and the log has the rest."""
     import torch
 
     from bench.speed.machine import code
-    from reproduce.job import Context, Job, runner
+    from reproduce.job import Context, Job, PausedError, runner
     from tokmix.runs.files import write_json
     from tokmix.runs.machine import machine, versions
     from tokmix.training.meter import Meter
@@ -24,13 +27,18 @@ def do(task: dict[str, Any]) -> dict[str, Any]:
     job = Job(task["key"], task["kind"], task["spec"])
     device = torch.device(task["device"] or ("cuda" if torch.cuda.is_available() else "cpu"))
     context = Context(
-        device, None if task["data"] is None else Path(task["data"]), lambda text: print(f"{job.key}: {text}", file=sys.stderr)
-    )
+        device, None if task["data"] is None else Path(task["data"]), lambda text: print(f"{job.key}: {text}", file=sys.stderr),
+        None if task.get("checkpoint") is None else Path(task["checkpoint"]),
+        math.inf if task.get("until") is None else task["until"],
+    )  # fmt: skip
     _compile_often()
     meter = Meter(device)
     meter.start()
     try:
         outcome = runner(job.kind)(job.spec, context)
+    except PausedError:
+        meter.stop()
+        return {"state": PAUSED, "error": None, "seconds": meter.totals()["seconds"]}
     except Exception as error:
         traceback.print_exc()
         outcome = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}", "runs": []}

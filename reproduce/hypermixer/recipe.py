@@ -47,6 +47,11 @@ TASKS = {
     "qqp": TaskSettings(batch=128, epochs=8, dev=0.1, rows=25_400, length=35),
     "qnli": TaskSettings(batch=64, epochs=12, dev=0.1, rows=9_000, length=54),
     "sst2": TaskSettings(batch=128, epochs=5, dev=0.1, rows=62_000, length=17),
+    # Larger parts, for reproduce/fair.
+    "snli_33": TaskSettings(batch=256, epochs=6, dev=0.05, rows=172_000, length=29, limit=64),
+    "mnli_11": TaskSettings(batch=128, epochs=8, dev=0.1, rows=38_400, length=44),
+    "qqp_complete": TaskSettings(batch=256, epochs=4, dev=0.03, rows=369_500, length=35),
+    "agnews_28": TaskSettings(batch=128, epochs=5, dev=0.1, rows=29_900, length=48),
 }
 
 
@@ -91,6 +96,8 @@ VARIANTS = {
     "transformer-pre": Variant("Transformer, pre-norm", "attention", layout="pre"),
     "hypermixer-4heads": hyper("norm='none', heads=4", "HyperMixer, tied, 4 heads"),
     "feature-only": Variant("feature mixing only", "identity", positions="none"),
+    "feature-only-positions": Variant("feature mixing only, with positions", "identity"),
+    "shared-vector-positions": Variant("shared weight vector, with positions", "shared_vector(norm='none')"),
     "token-only": hyper("norm='none'", "token mixing only", feed_forward=0),
     "shared-vector": Variant("shared weight vector", "shared_vector(norm='none')", positions="none"),
     "untied": hyper("norm='none', tied=False", "HyperMixer, untied"),

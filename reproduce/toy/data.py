@@ -41,7 +41,7 @@ class Shapes:
 
     def covered(self) -> Tensor:
         """[n, 4, 100] bool: where each shape stands."""
-        return draw(self.centres, self.heights, self.widths) > 0
+        return draw(self.centres, self.heights, self.widths, self.inputs.shape[1]) > 0
 
     def take(self, which: slice | Tensor) -> Shapes:
         return Shapes(*(field[which] for field in self._fields()))
@@ -53,10 +53,10 @@ class Shapes:
         return self.inputs, self.targets, self.centres, self.heights, self.widths
 
 
-def draw(centres: Tensor, heights: Tensor, widths: Tensor) -> Tensor:
-    """Each [n, 4] -> [n, 4, 100], every shape on a line of its own, without noise."""
+def draw(centres: Tensor, heights: Tensor, widths: Tensor, length: int = LENGTH) -> Tensor:
+    """Each [n, 4] -> [n, 4, length], every shape on a line of its own, without noise."""
     c, h, w = (field[..., None] for field in (centres, heights, widths))
-    away = (torch.arange(LENGTH, dtype=centres.dtype, device=centres.device) - c).abs()
+    away = (torch.arange(length, dtype=centres.dtype, device=centres.device) - c).abs()
     triangles = F.relu(h - F.relu(away - 0.5) * 2 * h / w)
     boxes = torch.where(away < w / 2, h, 0)
     return torch.cat([triangles[:, :2], boxes[:, 2:]], dim=1)
@@ -74,12 +74,13 @@ def levelled(heights: Tensor) -> Tensor:
     return heights.unflatten(1, (2, 2)).mean(-1).repeat_interleave(2, dim=1)
 
 
-def make(n: int, generator: torch.Generator) -> Shapes:
-    """n sequences; candidates that touch or whose triangles are about as high as each other are thrown away."""
+def make(n: int, generator: torch.Generator, length: int = LENGTH, centres: tuple[float, float] = CENTRES) -> Shapes:
+    """n sequences; candidates that touch or whose triangles are about as high as each other are thrown away. centres: where the shapes
+    may stand."""
     checks.at_least("n", n, 1)
     parts: list[Shapes] = []
     while sum(map(len, parts)) < n:
-        parts.append(_some(generator))
+        parts.append(_some(generator, length, centres))
     fields = zip(*(part._fields() for part in parts), strict=True)
     return Shapes(*(torch.cat(field) for field in fields)).take(slice(n))
 
@@ -91,14 +92,14 @@ def split(train: int, test: int, seed: int) -> tuple[Shapes, Shapes]:
     return train_set, test_set
 
 
-def _some(generator: torch.Generator) -> Shapes:
+def _some(generator: torch.Generator, length: int, within: tuple[float, float]) -> Shapes:
     """What is left of one round of candidates."""
-    centres, heights, widths = (_uniform((CANDIDATES, 4), *bounds, generator) for bounds in (CENTRES, HEIGHTS, WIDTHS))
-    good = ~touching(draw(centres, heights, widths)) & ((heights[:, 0] - heights[:, 1]).abs() > APART)
+    centres, heights, widths = (_uniform((CANDIDATES, 4), *bounds, generator) for bounds in (within, HEIGHTS, WIDTHS))
+    good = ~touching(draw(centres, heights, widths, length)) & ((heights[:, 0] - heights[:, 1]).abs() > APART)
     centres, heights, widths = centres[good], heights[good], widths[good]
     inputs, targets = (
         picture + _uniform(tuple(picture.shape), -NOISE, NOISE, generator)
-        for picture in (draw(centres, h, widths).amax(1) for h in (heights, levelled(heights)))
+        for picture in (draw(centres, h, widths, length).amax(1) for h in (heights, levelled(heights)))
     )
     return Shapes(inputs, targets, centres, heights, widths)
 

@@ -210,7 +210,9 @@ def train_all(
 
     members = [replicas.Replica(one, squared_error(data), lr) for one, data in zip(trained, sets, strict=True)]
     recipe = replicas.Recipe(epochs * a_pass, clip=None, precision=precision)
-    replicas.train(members, in_order(rows, batch, epochs, seeds), recipe, device, every=a_pass, report=note, stop=stop, begin=begin)
+    replicas.train(
+        members, in_order(rows, batch, epochs, seeds), recipe, device, every=a_pass, report=note, stop=stop, begin=lambda _: begin()
+    )
 
 
 def squared_error(data: Shapes) -> replicas.Loss:

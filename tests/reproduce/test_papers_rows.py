@@ -38,7 +38,7 @@ def test_prepared_tokens_are_the_raw_ones(paper_data: Path, tmp_path: Path, name
     raw, prepared = rows_data.load(paper_data, name), rows_data.load(tmp_path, name)
     assert (raw.labels, raw.sources) == (prepared.labels, prepared.sources)
     assert set(raw.sources) == {rows_data.TOKENIZER, f"{name}/train.tsv.gz", f"{name}/valid.tsv.gz"}
-    for split in rows_raw.SPLITS:
+    for split in raw.splits:
         for field in fields(rows_data.Texts):
             one, other = (getattr(getattr(table, split), field.name) for table in (raw, prepared))
             assert np.array_equal(one, other), (split, field.name)

@@ -65,13 +65,15 @@ class Recipe:
 @dataclass
 class Replica:
     """A model with its first weights, and its loss: in float32, the mean over some training rows cut to so many columns. It must not ask
-    the host for anything, since on a GPU it is recorded. seed: of its dropout; None: it draws from torch's generator as that stands."""
+    the host for anything, since on a GPU it is recorded. seed: of its dropout; None: it draws from torch's generator as that stands.
+    optimizer: as in `Optimizers`."""
 
     model: nn.Module
     loss: Loss
     lr: float
     weight_decay: float = 0.0
     seed: int | None = None
+    optimizer: str = "adamw"
 
 
 class Member:
@@ -82,8 +84,9 @@ class Member:
         self.replica, self.batches, self.recipe, self.turn = replica, batches, recipe, turn
         model, gpu = replica.model.to(device).train(), device.type == "cuda"
         optimizers = Optimizers(
-            model.named_parameters(), replica.lr, weight_decay=replica.weight_decay, betas=recipe.betas, decay_vectors=True, capturable=gpu
-        )
+            model.named_parameters(), replica.lr, kind=replica.optimizer, weight_decay=replica.weight_decay, betas=recipe.betas,
+            decay_vectors=True, capturable=gpu,
+        )  # fmt: skip
         alone = Replicated(World(device=device))
         alone.module = model
         step: Step[Rows] = Step(
@@ -134,18 +137,19 @@ def train(
     every: int,
     report: Report,
     stop: Callable[[], bool] = lambda: False,
-    begin: Callable[[], None] = lambda: None,
+    begin: Callable[[Sequence[Member]], None] = lambda members: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[int]:
     """batches: (width, index [replicas, B] on the host), recipe.steps of them.
 
     report(step, mean loss of each replica since the last report) every so many steps and after the last.
-    stop: called after each step; True ends the run there. begin: called when the first step is recorded, before it is made.
+    stop: called after each step; True ends the run there. begin: called when the first step is recorded, before it is made; it may
+    set the members back to where an earlier call stopped, and `batches` then has the rest.
     -> how many steps of each replica were left out, since a gradient was no finite number"""
     apart = zip(replicas, tee(batches, len(replicas)), turns(device, len(replicas)), strict=True)
     members = [Member(one, _own(place, source), recipe, device, turn, say) for place, (one, source, turn) in enumerate(apart)]
-    begin()
-    since = 0
+    begin(members)
+    since = members[0].done % every
 
     def after() -> bool:
         nonlocal since

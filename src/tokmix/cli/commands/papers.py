@@ -16,7 +16,7 @@ tokmix papers prepare --out DIR         write token files, for a machine without
 def add(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawTextHelpFormatter
     parser.epilog = USES
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a paper: hypermixer, hsm, hypermlp, beyond, encoder (or: prepare)")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a paper: hypermixer, hsm, hypermlp, beyond, encoder, fair (or: prepare)")
     parser.add_argument("items", nargs="*", metavar="ITEM", help="a table or figure of the paper; `tokmix papers` lists them")
     parser.add_argument("--quick", action="store_true", help="run a small version of each item")
     parser.add_argument("--data", type=Path, metavar="DIR", help="data sets, or what `tokmix papers prepare` wrote (default: TOKMIX_DATA)")
@@ -28,6 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, metavar="M", help="start no new job after this time; the same command continues")
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="run only these jobs, in this order: --only 'sst2-*' n1000")
     parser.add_argument("--device", metavar="D", help="cpu, cuda or cuda:N (default: all GPUs, else the CPU)")
+    parser.add_argument("--plan", action="store_true", help="list what is left to run, what is worth most first; runs nothing")
     parser.add_argument("--tables", action="store_true", help="write README.md and the figures from the results files; runs nothing")
     parser.add_argument("--check", action="store_true", help="with --tables: change nothing; exit code 1 if something differs")
 

@@ -1,0 +1,1 @@
+"""The second edition: fair baselines, rates searched for every system, enough seeds, text that is read once."""
