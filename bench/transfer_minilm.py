@@ -37,7 +37,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer
 
 import tokmix
-from bench.transfer_probe import TASKS, core_speed, gpu_speed, probes, rows
+from bench.transfer_probe import MOST, TASKS, core_speed, gpu_speed, probes, rows
 
 RECIPES = (
     "linear_attention; attention; every second",
@@ -121,13 +121,13 @@ def run(given: argparse.Namespace) -> None:
         names[recipe] = out / "model"
         _write(given.out, result)
     models = {name: AutoModel.from_pretrained(folder, dtype=torch.float32).eval() for name, folder in names.items()}
-    rounds, length = (1, 64) if given.quick else (30, 512)
+    rounds, length, most = (1, 64, 100) if given.quick else (30, 512, MOST)
     length = min(length, models["teacher"].config.max_position_embeddings)
     result["ms on one core, CPU time, quartiles"] = core_speed(models, length, rounds)
     _write(given.out, result)
     if gpu:
         models = {name: model.cuda() for name, model in models.items()}
-    result["accuracy"] = probes(models, AutoTokenizer.from_pretrained(teacher), given.pack / "probes")
+    result["accuracy"] = probes(models, AutoTokenizer.from_pretrained(teacher), given.pack / "probes", most)
     _write(given.out, result)
     if gpu:
         models = {name: model.bfloat16() for name, model in models.items()}

@@ -32,11 +32,11 @@ TASKS = ("trec", "sst2")
 STRENGTH = 10  # of the losses of all rows next to half the squared weights: C of scikit-learn
 
 
-def rows(path: Path) -> tuple[list[str], list[str]]:
+def rows(path: Path, most: int = MOST) -> tuple[list[str], list[str]]:
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     random.Random(0).shuffle(found)
-    return [row["text"] for row in found[:MOST]], [row["label"] for row in found[:MOST]]
+    return [row["text"] for row in found[:most]], [row["label"] for row in found[:most]]
 
 
 @torch.inference_mode()
@@ -72,11 +72,11 @@ def accuracy(train: tuple[Tensor, list[str]], test: tuple[Tensor, list[str]]) ->
     return 100 * sum(names[guess] == label for guess, label in zip(guesses, test[1], strict=True)) / len(test[1])
 
 
-def probes(models: dict[str, Any], tokenizer: Any, data: Path) -> dict[str, dict[str, float]]:
+def probes(models: dict[str, Any], tokenizer: Any, data: Path, most: int = MOST) -> dict[str, dict[str, float]]:
     """Accuracy of each model on each task, in percent."""
     found: dict[str, dict[str, float]] = {}
     for task in TASKS:
-        parts = {split: rows(data / task / f"{split}.tsv.gz") for split in ("train", "test")}
+        parts = {split: rows(data / task / f"{split}.tsv.gz", most) for split in ("train", "test")}
         for name, model in models.items():
             made = {split: (features(model, tokenizer, texts), labels) for split, (texts, labels) in parts.items()}
             found.setdefault(name, {})[task] = round(accuracy(made["train"], made["test"]), 2)

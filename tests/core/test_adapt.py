@@ -150,6 +150,26 @@ def test_device_dtype_and_training_are_kept_and_shifts_climb() -> None:
     assert again.state_dict().keys() == model.state_dict().keys()
 
 
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # torch's own, of batch_first=False
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_whole_transformer_keeps_its_cross_attention(batch_first: bool) -> None:
+    torch.manual_seed(0)
+    theirs = nn.Transformer(16, 4, 2, 2, 32, dropout=0.0, batch_first=batch_first).double()
+    ours = swap_attention(copy.deepcopy(theirs), "attention(heads=4)", causal=False, max_len=16)
+    layers = [(a, b) for part in ("encoder", "decoder") for a, b in zip(*(getattr(m, part).layers for m in (theirs, ours)), strict=True)]
+    for a, b in layers:
+        copy_weights(a.self_attn, b.self_attn.mixer)
+    assert [b.self_attn.mixer.causal for _, b in layers] == [False, False, True, True]
+    assert [type(b.multihead_attn) for _, b in layers[2:]] == [nn.MultiheadAttention] * 2
+    source, target = torch.randn(3, 7, 16, dtype=torch.float64), torch.randn(3, 5, 16, dtype=torch.float64)
+    ignore = torch.zeros(3, 7, dtype=torch.bool)
+    ignore[0, 5:] = ignore[2, 3] = True
+    later = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
+    given = [x if batch_first else x.transpose(0, 1) for x in (source, target)]
+    masks = {"tgt_mask": later, "src_key_padding_mask": ignore, "memory_key_padding_mask": ignore}
+    assert torch.allclose(ours(*given, **masks), theirs(*given, **masks), atol=1e-12)
+
+
 def test_what_cannot_be_swapped_is_named() -> None:
     with pytest.raises(ValueError, match="Linear has no nn.MultiheadAttention"):
         swap_attention(nn.Linear(3, 3), "fnet", causal=False, max_len=4)

@@ -199,3 +199,7 @@ def test_torch_encoders_go_the_same_way() -> None:
     assert encoder(torch.randn(2, 5, 16)).shape == (2, 5, 16)
     with pytest.raises(ValueError, match="give both"):
         swap(encoder, "hsm")
+    whole = swap(nn.Transformer(16, 2, 2, 2, 24, batch_first=True).eval(), "hypermixing(heads=2)", causal=False, max_len=16)
+    later, x = nn.Transformer.generate_square_subsequent_mask(4), torch.randn(2, 4, 16)
+    found, other = (whole(torch.ones(2, 5, 16), y, tgt_mask=later) for y in (x, torch.cat([x[:, :3], -x[:, 3:]], 1)))
+    assert torch.allclose(found[:, :3], other[:, :3], atol=1e-6) and not torch.allclose(found[:, 3], other[:, 3], atol=1e-3)

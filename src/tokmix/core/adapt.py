@@ -1,4 +1,4 @@
-"""A mixer in place of nn.MultiheadAttention, in torch's own Transformer encoder layers.
+"""A mixer in place of nn.MultiheadAttention, in torch's own Transformer layers.
 
 Only this file inverts masks: in torch's padding masks True means ignore, in ours a real token. A mask that the mixer
 cannot apply is an error.
@@ -109,18 +109,19 @@ class MixerAttention(nn.Module):
 
 
 def swap_attention(module: nn.Module, mixer: str, *, causal: bool, max_len: int) -> nn.Module:
-    """Replace each nn.MultiheadAttention inside an nn.TransformerEncoder, an nn.TransformerEncoderLayer or a module of
-    your own by a mixer, which is written as in a stack ('hypermixing(heads=4)'). Changes the module and returns it.
-    The attention's weights are lost, and so is the dropout of its scores, which mixers do not have."""
+    """Replace each nn.MultiheadAttention inside an nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer, one of their layers or a
+    module of your own by a mixer, which is written as in a stack ('hypermixing(heads=4)'). Changes the module and returns it.
+    The attention's weights are lost, and so is the dropout of its scores, which mixers do not have. Decoder layers keep their
+    cross-attention and get causal mixers; `causal` says whether the others are."""
     specs = stack.parse(mixer)
     if len(specs) != 1:
         raise ValueError(f"swap_attention takes one mixer for all layers, not the stack {mixer!r}")
-    decoders = (nn.TransformerDecoder, nn.TransformerDecoderLayer)
-    if any(isinstance(part, decoders) for part in module.modules()):
-        raise ValueError("swap_attention cannot swap a torch decoder: its self-attention is causal and its cross-attention is not")
+    decodes = any(isinstance(part, nn.TransformerDecoderLayer) for part in module.modules())
+    if decodes and not causal and not isinstance(module, nn.Transformer):
+        raise ValueError("the self-attention of a torch decoder is causal: swap it with causal=True")
     last, spec = _LastSegments(), specs[0]
 
-    def make(attention: nn.MultiheadAttention, layer: int) -> MixerAttention:
+    def make(attention: nn.MultiheadAttention, layer: int, causal: bool) -> MixerAttention:
         if not attention._qkv_same_embed_dim:
             raise ValueError(
                 f"attention with kdim={attention.kdim}, vdim={attention.vdim} and embed_dim={attention.embed_dim} cannot be swapped"
@@ -133,17 +134,17 @@ def swap_attention(module: nn.Module, mixer: str, *, causal: bool, max_len: int)
         return MixerAttention(made, attention.batch_first, attention.num_heads, last).train(attention.training)
 
     if isinstance(module, nn.MultiheadAttention):
-        return make(module, 0)
+        return make(module, 0, causal)
     attentions = [
         (parent, name, child)
         for parent in module.modules()
         for name, child in parent.named_children()
-        if isinstance(child, nn.MultiheadAttention)
+        if isinstance(child, nn.MultiheadAttention) and not (isinstance(parent, nn.TransformerDecoderLayer) and name == "multihead_attn")
     ]
     if not attentions:
         raise ValueError(f"{type(module).__name__} has no nn.MultiheadAttention to swap")
-    unique = dict.fromkeys(child for _, _, child in attentions)  # a shared attention becomes a shared mixer
-    made = {child: make(child, layer) for layer, child in enumerate(unique)}  # an error here leaves the module unchanged
+    unique = {child: causal or isinstance(parent, nn.TransformerDecoderLayer) for parent, _, child in attentions}  # shared ones stay shared
+    made = {child: make(child, layer, back) for layer, (child, back) in enumerate(unique.items())}  # an error leaves the module unchanged
     for parent, name, child in attentions:
         setattr(parent, name, made[child])
     for part in module.modules():
