@@ -16,9 +16,11 @@ pytest.importorskip("sklearn")
 import torch  # noqa: E402
 
 from tests.lab import QUICK, settings, write_scores, write_table  # noqa: E402
+from tokmix.data.prepare.pipeline import prepare  # noqa: E402
+from tokmix.data.tokens import TokenFiles  # noqa: E402
 from tokmix.runtime import bag  # noqa: E402
 from tokmix.study.explain.words import attribute  # noqa: E402
-from tokmix.training import evaluate, linear, linear_search, metrics, model_folder, predict  # noqa: E402
+from tokmix.training import baseline, evaluate, linear, linear_search, metrics, model_folder, predict  # noqa: E402
 from tokmix.training.checkpoint import load_tensors  # noqa: E402
 from tokmix.training.mixture import BAG, BOTH, NETWORK, Mixture, choose  # noqa: E402
 from tokmix.training.train import run  # noqa: E402
@@ -56,6 +58,16 @@ def test_many_rows_of_many_classes_are_fitted_on_a_part(monkeypatch: pytest.Monk
     texts, targets = rows(400)
     bag = linear_search.fit("classify", texts, targets, 3, np.arange(400) >= 300)
     assert bag.rows == 200 == linear.rows_fitted(300, 3) and (bag.scores(texts).argmax(-1) == targets).mean() > 0.9
+
+
+def test_rows_that_are_not_fitted_on_are_not_turned_into_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "WORK", 200)
+    prepare(write_table(tmp_path / "t.csv", 400), tmp_path / "data")
+    seen: list[int] = []
+    made = baseline.bag_texts
+    monkeypatch.setattr(baseline, "bag_texts", lambda *given: seen.append(len(given[3])) or made(*given))
+    bag = baseline.fit_split(TokenFiles(tmp_path / "data"), None, None)
+    assert sum(seen) == 100 == bag.rows
 
 
 def test_the_words_of_a_pair_say_which_text_has_them() -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from tokmix.core.model import Model
 from tokmix.core.optional import np
 from tokmix.data.batches.rows import Batches
+from tokmix.data.split import portion
 from tokmix.data.tokens import TokenFiles, TokenSplit
 from tokmix.training import baseline, linear, metrics
 from tokmix.training.checkpoint import load_tensors, save_tensors
@@ -101,14 +102,15 @@ class Bag:
     def _refitted(self, without: str | None = None) -> Linear:
         """With the same settings."""
         files, card = self.work.files, self.work.card
+        splits = [files[name] for name in card.labelled_splits if name != without]
+        share = baseline.share_fitted(sum(map(len, splits)), card)
         texts: list[linear.Row] = []
         targets = []
-        for split in card.labelled_splits:
-            wanted = files[split].targets
-            assert wanted is not None
-            if split != without:
-                texts += baseline.texts_of(files[split], files.tokenizer(), card)
-                targets.append(np.asarray(wanted))
+        for split in splits:
+            rows = portion(np.arange(len(split)), split.keys, share)
+            assert split.targets is not None
+            texts += baseline.texts_of(split, files.tokenizer(), card, rows)
+            targets.append(np.asarray(split.targets[rows]))
         found = linear.fit_kind(card.task, texts, np.concatenate(targets), len(card.labels), self.fitted.kind, self.work.train.balance)
         found.seconds, found.tried = self.fitted.seconds, self.fitted.tried
         return found

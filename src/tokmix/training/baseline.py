@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from tokmix.core.optional import np
 from tokmix.data.card import Card
+from tokmix.data.split import portion
 from tokmix.data.tokens import TokenFiles, TokenSplit
 from tokmix.training import linear_search
 from tokmix.training.defaults import is_pair
-from tokmix.training.linear import ABSENT, Linear, Row, available
+from tokmix.training.linear import ABSENT, Linear, Row, available, rows_fitted
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -42,6 +43,11 @@ def texts_of(split: TokenSplit, tokenizer: Tokenizer, card: Card, rows: np.ndarr
     return texts
 
 
+def share_fitted(rows: int, card: Card) -> float:
+    """Of so many rows, the share that the bag is fitted on: others are not even turned into text."""
+    return rows_fitted(rows, len(card.labels)) / max(rows, 1)
+
+
 def fit_split(
     files: TokenFiles,
     kept: np.ndarray | None,
@@ -52,8 +58,9 @@ def fit_split(
     """Fitted on these rows of train, or on all; held: the rows held out, a split and numbers of its rows."""
     tokenizer, card, train = files.tokenizer(), files.card, files["train"]
     assert train.targets is not None
-    texts = texts_of(train, tokenizer, card, kept)
     chosen = np.arange(len(train)) if kept is None else kept
+    chosen = portion(chosen, train.keys, share_fitted(len(chosen), card))
+    texts = texts_of(train, tokenizer, card, chosen)
     targets, groups, apart = np.asarray(train.targets[chosen]), np.asarray(train.groups[chosen]), None
     if held is not None:
         split, rows = held
