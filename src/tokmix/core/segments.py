@@ -215,8 +215,8 @@ class Segments:
 
     @classmethod
     def rows_of(cls, lengths: Tensor, T: int | None = None) -> Segments:
-        """One sequence in each row, lengths [B] on the host. What follows from them is computed when it is first asked for: a recorded
-        step (training/capture.py) needs the lengths alone."""
+        """One sequence in each row, lengths [B] on the host. Everything else is computed on first use: a recorded step
+        (training/capture.py) needs the lengths alone."""
         listed = tuple(lengths.tolist())
         width = max(listed, default=0) if T is None else T
         if min(listed, default=0) < 1 or width > token_offsets.PIECE:

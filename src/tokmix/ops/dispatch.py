@@ -98,15 +98,15 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-# Asked for real while torch.compile traces, which enters the transforms that it meets then, and guards on those it was called in.
+# A constant for torch.compile too: it enters the transforms of the traced code itself, and guards on those around its call.
 transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _require_kernels(x: Tensor) -> None:
     if not HAS_TRITON:
-        raise ValueError("implementation 'triton' was asked for, but triton is not installed: pip install 'tokmix[kernels]'")
+        raise ValueError("implementation 'triton' is forced, but triton is not installed: pip install 'tokmix[kernels]'")
     if x.device.type not in ("cuda", "meta") and not INTERPRETED:
-        raise ValueError(f"implementation 'triton' was asked for on {x.device.type!r}: set TRITON_INTERPRET=1 before Python starts")
+        raise ValueError(f"implementation 'triton' is forced on {x.device.type!r}: set TRITON_INTERPRET=1 before Python starts")
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:

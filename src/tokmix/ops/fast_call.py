@@ -1,4 +1,4 @@
-"""The fastest way into an op. torch's dispatcher takes more time in Python than a fast kernel does on a GPU.
+"""Custom ops, and the fastest way into one. torch's dispatcher takes more time in Python than a fast kernel does on a GPU.
 
 A custom op can be compiled, exported, counted and traced. Otherwise `KernelOp.entry` returns the function that launches
 the kernels, wrapped in an autograd function if gradients are needed: the same kernels, the same numbers.

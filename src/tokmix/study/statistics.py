@@ -1,7 +1,7 @@
 """Tests on paired scores of two systems, and Holm's correction for many tests.
 
 paired_t       over seeds: do the differences between two systems, seed by seed, have mean zero?
-Bootstrap      over examples, the seeds as they are: would another test set of this size have said the same?
+Bootstrap      over examples, with the given seeds: would another test set of this size give the same result?
                over seeds and examples: would other seeds and another test set?
 holm           p-values of several tests, such that the chance of any false alarm among them stays below the level
 """

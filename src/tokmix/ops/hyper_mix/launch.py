@@ -186,7 +186,7 @@ def backward(
     v2: Tensor | None, c2: Tensor | None, scale: Tensor | None, readout: Tensor | None, gain: Tensor | None, bias: Tensor | None,
     eps: float, table: Tensor | None, first: Tensor | None, size: int, full: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """states to rstd: what `forward` returned beside y. Returns the gradients of x, values, [U; b] of the n nets [n, H, e + 1, e], [V; c]
+    """states to rstd: the results of `forward` after y. Returns the gradients of x, values, [U; b] of the n nets [n, H, e + 1, e], [V; c]
     as the first and as the second [H, rows, k], and the norm's [2, D].
 
     Two nets: a pass back through the output, one back through the states. One net for both: a light pass for the sums that

@@ -245,7 +245,7 @@ def backward(
     b2: Tensor | None, v2: Tensor | None, c2: Tensor | None, scale: Tensor | None, readout: Tensor | None, gain: Tensor | None,
     bias: Tensor | None, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """`p` to `rstd` are what `forward` returned beside y. Returns the gradients of x, values, U [H, e, n i] and b [H, n i] of the n nets
+    """p to rstd: the other results of `forward`, after y. Returns the gradients of x, values, U [H, e, n i] and b [H, n i] of the n nets
     side by side, V of each [H, i, k], c of both [2, H, k] and the norm's [2, D]."""
     net_in, net_out = nets(u1, b1, v1, c1, u2, b2, v2, c2)
     tied = net_out is net_in

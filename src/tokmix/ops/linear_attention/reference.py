@@ -57,7 +57,7 @@ def causal(q: Tensor, k: Tensor, v: Tensor, carry: Carry) -> tuple[Tensor, Carry
     chunk = L if isinstance(L, torch.SymInt) else min(CHUNK, L)
     pad = -L % chunk
     q, k, v = (x.to(dtype) for x in (q, k, v))
-    if pad:  # by nothing would be a copy, whose strides compiled graphs of any length get wrong
+    if pad:  # padding by zero would copy, and compiled graphs of dynamic length get the strides of that copy wrong
         q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
     # Contiguous: several products read each one and would copy it each time.
     q, k, v = (x.contiguous().unflatten(2, (-1, chunk)) for x in (q, k, v))  # [B, H, chunks, C, e]

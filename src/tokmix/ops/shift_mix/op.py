@@ -40,7 +40,7 @@ class Inputs(NamedTuple):
     places: Tensor | None
 
 
-def _empty(given: Inputs) -> Tensor:
+def _empty(given: Inputs | NormInputs) -> Tensor:
     return like(given.x, torch.promote_types(given.x.dtype, given.a.dtype))
 
 
@@ -76,10 +76,6 @@ class NormInputs(NamedTuple):
     places: Tensor | None
 
 
-def _norm_empty(given: NormInputs) -> Tensor:
-    return like(given.x, torch.promote_types(given.x.dtype, given.a.dtype))
-
-
 def _norm_empty_backward(d: Gradient, given: NormInputs) -> tuple[Tensor, Tensor]:
     return like(given.x), given.x.new_empty(4 if given.c is None else 5, given.x.shape[2], dtype=torch.float32)
 
@@ -92,9 +88,7 @@ def _norm_gradients(dy: Tensor, saved: Nothing, given: NormInputs) -> Gradients:
     return dx, *_per_weight(channels[2:], given.a, len(channels) - 2), dgain, dbias, None, None, None, None
 
 
-norm_forward = KernelOp[Tensor](
-    "tokmix::norm_shift_mix", "tokmix.ops.shift_mix.kernels.norm_weighted:forward", [NormInputs], 1, _norm_empty
-)
+norm_forward = KernelOp[Tensor]("tokmix::norm_shift_mix", "tokmix.ops.shift_mix.kernels.norm_weighted:forward", [NormInputs], 1, _empty)
 norm_backward = KernelOp[tuple[Tensor, ...]](
     "tokmix::norm_shift_mix_backward", "tokmix.ops.shift_mix.kernels.norm_weighted:backward",
     [Gradient, NormInputs], 2, _norm_empty_backward,

@@ -1,5 +1,5 @@
-"""What a system did on each example of the split that is reported on, as sums: the figure of any set of examples follows from
-the sums of its examples, which is what a bootstrap over examples needs.
+"""The results of a system on each example of the reported split, as sums. The figure of any set of examples is a function of the sums
+of its examples, as a bootstrap over examples needs.
 
     classify      (right or not, 1)                                   accuracy = first / second
     lm, mlm       (loss of a window or row, its targets or bytes)     loss a token, or bits a byte = first / second

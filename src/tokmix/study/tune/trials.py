@@ -102,7 +102,7 @@ class Trials:
             if store.name in {study.study_name for study in storage.get_all_studies()}:
                 study = optuna().load_study(study_name=store.name, storage=storage)
             elif resume:
-                raise ValueError(f"--resume: no study {store.name!r} is there to go on with")
+                raise ValueError(f"--resume: there is no study {store.name!r} to continue")
             else:
                 study = optuna().create_study(study_name=store.name, storage=storage, direction="maximize" if higher else "minimize")
             before = study.user_attrs.get("asked")

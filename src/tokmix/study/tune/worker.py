@@ -42,8 +42,8 @@ class Study:
 
 
 def do(task: Task) -> Answer:
-    """Trials side by side -> of each its score and what to remember of it, or why there is none. A second process with the same trial
-    waits for the first, and then goes on with its run."""
+    """Train trials side by side -> the score and the record of each, or the error. A second process with the same trial waits for the
+    first, and then continues its run."""
     study, before = Study(**task["study"]), torch.get_num_threads()
     try:
         import_files(study.imports)

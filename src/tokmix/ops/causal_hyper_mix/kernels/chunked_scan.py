@@ -62,8 +62,8 @@ def write(
 
 @triton.jit(do_not_specialize=["chunks"])
 def join(GIVEN, PARTS, KEPT, RESULT, chunks, SIZE: tl.constexpr, BLOCK: tl.constexpr, BACK: tl.constexpr):
-    """PARTS [N, chunks, SIZE] become states in place: forwards from GIVEN into the first; BACK from GIVEN into the last,
-    and on past the first into RESULT, to what stands there."""
+    """Turn PARTS [N, chunks, SIZE] into states in place. Forwards: from GIVEN, which enters the first chunk. BACK: from GIVEN, which
+    enters the last chunk, to the one before the first chunk, which is added to RESULT."""
     at = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = cols < SIZE
