@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +49,25 @@ def test_the_page_on_design_names_every_floor() -> None:
 def test_the_two_commands_are_targets_of_the_makefile() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"make ([a-z-]+)", README)) <= targets
+
+
+@pytest.mark.slow
+def test_the_first_screen_shows_what_its_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the table of the tour. Times and probabilities depend on the machine."""
+    monkeypatch.chdir(tmp_path)
+    exec((ROOT / "docs" / "tour.md").read_text().split("```python\n")[1].split("```")[0], {})
+    screen = README.split("```console\n")[1].split("```")[0].splitlines()
+    called = [shlex.split(line, comments=True)[2:] for line in screen if line.startswith("$ tokmix ")]
+    printed = [
+        subprocess.run([sys.executable, "-m", "tokmix", *words], capture_output=True, text=True, check=True, timeout=3000)
+        for words in called
+    ]
+    trained, predicted = (one.stdout + one.stderr for one in printed)
+    shown = next(line for line in screen if line.startswith("on test: ")).split("trained in")[0]
+    assert shown in trained
+    told, found = (json.loads(next(line for line in lines if line.startswith("{"))) for lines in (screen, predicted.splitlines()))
+    assert (told["text"], told["label"]) == (found["text"], found["label"])
+    assert told["probabilities"].keys() == found["probabilities"].keys() and found["probabilities"][found["label"]] > 0.5
 
 
 def test_the_results_are_those_of_the_page_on_accuracy() -> None:
