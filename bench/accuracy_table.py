@@ -49,19 +49,29 @@ def accuracy(trials: list[dict], bag: dict) -> list[str]:
 
 
 def default_runs(runs: list[dict]) -> list[str]:
-    lines = ["| set | split | rows | tokmix, 95 % interval | answers by | bag alone | network alone | best rival | seconds of a core |"]
-    lines.append("|" + "---|" * 9)
-    for one in runs:
-        figure = "pearson" if "pearson" in one["bag"] else "accuracy"
-        rival = max(known[figure] for known in one["rivals"].values())
-        bag = one["bag"][figure]
-        whole = one.get("tokmix")
-        shown = f"{percent(whole[figure])} [{', '.join(map(percent, whole['interval']))}] | {whole['by']}" if whole else "- | not run"
-        network = percent(one["network"]) if "network" in one else "-"
-        spent = f"{one['core_seconds']:.0f}" if "core_seconds" in one else "-"
-        name = f"{NAMES.get(one['data'], one['data'])} | {one['split']} | {one['rows']:,}"
-        lines.append(f"| {name} | {shown} | {percent(bag)} | {network} | {percent(rival)} | {spent} |")
+    """A line for each set: means over its seeds, of the ends of the interval too."""
+    columns = ("set", "split", "rows", "tokmix, 95 % interval", "answers by", "bag alone", "network alone", "best rival",
+               "seconds of a core", "seeds")  # fmt: skip
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    for name in dict.fromkeys(one["data"] for one in runs):
+        seeds = [one for one in runs if one["data"] == name]
+        first = seeds[0]
+        figure = "pearson" if "pearson" in first["bag"] else "accuracy"
+        rival = max(known[figure] for known in first["rivals"].values())  # they have no seed
+        ends = [percent(statistics.mean(end)) for end in zip(*(one["tokmix"]["interval"] for one in seeds), strict=True)]
+        whole = f"{spread([one['tokmix'][figure] for one in seeds])} [{', '.join(ends)}]"
+        answering = ", ".join(dict.fromkeys(one["tokmix"]["by"] for one in seeds))
+        bag, network = spread([one["bag"][figure] for one in seeds]), spread([one["network"] for one in seeds])
+        spent = f"{statistics.median(one['core_seconds'] for one in seeds):.0f}"
+        row = [NAMES.get(name, name), first["split"], f"{first['rows']:,}", whole, answering, bag, network, percent(rival), spent]
+        lines.append(f"| {' | '.join(row)} | {len(seeds)} |")
     return lines
+
+
+def spread(shares: list[float]) -> str:
+    """The mean of some seeds with their standard deviation; one seed by itself, and one number where all are the same."""
+    deviation = statistics.stdev(shares) if len(shares) > 1 else 0.0
+    return percent(statistics.mean(shares)) + (f" ± {percent(deviation)}" if deviation > 0 else "")
 
 
 def label_sets(runs: list[dict]) -> list[str]:
