@@ -5,13 +5,5 @@ from tokmix.ops.causal_hyper_mix.reference import CHUNK, Carry, matmul_flops, re
 from tokmix.ops.causal_hyper_mix.select import block_hyper_mix, causal_hyper_mix
 
 __all__ = [
-    "CHUNK",
-    "Border",
-    "Carry",
-    "block_flops",
-    "block_hyper_mix",
-    "block_step",
-    "causal_hyper_mix",
-    "matmul_flops",
-    "recomputed_flops",
-]
+    "CHUNK", "Border", "Carry", "block_flops", "block_hyper_mix", "block_step", "causal_hyper_mix", "matmul_flops", "recomputed_flops",
+]  # fmt: skip
