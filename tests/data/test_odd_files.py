@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 import resource
 import sqlite3
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -180,6 +182,30 @@ def test_a_workbook(tmp_path: Path) -> None:
     (tmp_path / "bad.xlsx").write_bytes(b"no zip")
     with pytest.raises(ValueError, match="is not an .xlsx workbook"):
         prepare(tmp_path / "bad.xlsx", tmp_path / "none")
+
+
+def changed_sheet(path: Path, out: Path, change: Callable[[bytes], bytes]) -> Path:
+    with zipfile.ZipFile(path) as packed, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made:
+        for name in packed.namelist():
+            made.writestr(name, change(packed.read(name)) if name.endswith("sheet1.xml") else packed.read(name))
+    return out
+
+
+def test_workbooks_of_other_programs_and_those_made_to_harm(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in [["text", "label"], *([text(random.Random()), label] for label in ["a", "b"] * 30)]:
+        book.active.append(row)
+    book.save(tmp_path / "a.xlsx")
+    unsized = changed_sheet(tmp_path / "a.xlsx", tmp_path / "u.xlsx", lambda sheet: re.sub(rb"<dimension[^>]*>", b"", sheet))
+    assert rows(prepare(unsized, tmp_path / "out", tokenizer="bytes")) == 60
+    bombs: dict[str, Callable[[bytes], bytes]] = {
+        "unpacks to .* bytes, more than 200 times its size": lambda sheet: sheet + b" " * 2**27,
+        "not an .xlsx workbook, or a damaged one": lambda sheet: sheet[: len(sheet) // 2],
+    }
+    for words, change in bombs.items():
+        with pytest.raises(ValueError, match=words):
+            prepare(changed_sheet(tmp_path / "a.xlsx", tmp_path / "b.xlsx", change), tmp_path / "none")
 
 
 def test_a_database(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
-from zipfile import BadZipFile
+from xml.etree.ElementTree import ParseError
+from zipfile import BadZipFile, ZipFile
 
 from tokmix.core.checks import one_of
 from tokmix.core.optional import need
@@ -16,6 +18,9 @@ from tokmix.data.read.files import File, place
 
 if TYPE_CHECKING:
     from openpyxl import Workbook
+
+
+MOST_UNPACKED = 200  # times its size that a workbook may unpack to: text packs to a tenth, a file made to harm to a thousandth
 
 
 class _Sheets(File):
@@ -45,15 +50,22 @@ class _Sheets(File):
 class Xlsx(_Sheets):
     """Cells of a sheet; its first row names the columns. Numbers and dates come as text, as a csv would hold them."""
 
-    def _book(self) -> Workbook:
+    @contextmanager
+    def _book(self) -> Iterator[Workbook]:
+        openpyxl = need("openpyxl", f"reading {self.name}")
         try:
-            return need("openpyxl", f"reading {self.name}").load_workbook(self.path, read_only=True, data_only=True)
-        except (BadZipFile, KeyError, OSError) as error:
+            with ZipFile(self.path) as packed:
+                size = sum(part.file_size for part in packed.infolist())
+            if size > MOST_UNPACKED * self.path.stat().st_size + 2**26:
+                raise ValueError(f"{self.name} unpacks to {size:,} bytes, more than {MOST_UNPACKED} times its size: it is not read")
+            with closing(openpyxl.load_workbook(self.path, read_only=True, data_only=True)) as book:
+                yield book
+        except (BadZipFile, LookupError, OSError, EOFError, TypeError, ParseError, zlib.error) as error:
             raise ValueError(f"{self.name} is not an .xlsx workbook, or a damaged one: {error}") from None
 
     def _names(self) -> list[str]:
-        with closing(self._book()) as book:
-            return [sheet.title for sheet in book.worksheets if self.sheet is not None or (sheet.max_row or 0) > 1]
+        with self._book() as book:  # not every program notes how many rows a sheet has
+            return [sheet.title for sheet in book.worksheets if self.sheet is not None or sheet.max_row is None or sheet.max_row > 1]
 
     def columns(self) -> list[str]:
         for _, cells in self._records():
@@ -71,7 +83,7 @@ class Xlsx(_Sheets):
             yield number, [_text(cells[i]) if i < len(cells) else "" for i in picked]
 
     def _records(self) -> Iterator[tuple[int, tuple[object, ...]]]:
-        with closing(self._book()) as book:
+        with self._book() as book:
             for number, cells in enumerate(book[self.chosen].iter_rows(values_only=True), 1):
                 if any(cell is not None for cell in cells):
                     yield number, cells
