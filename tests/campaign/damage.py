@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.campaign.children import Child, Tally, start, verdict
 from tests.campaign.programs import BAG, Program
+from tests.lab import BAD, GOOD, REST
 from tokmix.cli.main import main
 from tokmix.runs.files import seal, sha256_file
 from tokmix.study.verify import DAMAGED, verify
@@ -91,7 +92,9 @@ def or_say(look: Callable[[Path, Path], int], folder: Path, answers: Path) -> in
         return 1
 
 
-TEXTS = ["a fine day", "the road was dull and cold"]
+# With every word of the table: a row of the embedding that no text reads would hide a change.
+TEXTS = ["a fine day", "the road was dull and cold", f"{GOOD} {BAD} {REST}", " ".join(map(str, range(100)))]
+WEIGHTY = (".safetensors", ".bin", ".onnx", ".npz")  # half of the changes are in one of these: in no other is a change as silent
 READ = {"model folder": predict, "exported folder": answer}
 # Kinds of folders: how often, and whose they are.
 KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -127,7 +130,9 @@ def mutations(folder: Path, whole: dict[str, Path], by_name: dict[str, Program],
         name = draw.choice(kinds[kind][1])
         copy = _copy(folder, whole[name], kind)
         files = [one for one in sorted(copy.rglob("*")) if one.is_file() and one.stat().st_size and not one.name.startswith(".")]
-        path = draw.choice([one for one in files if one.suffix not in (".png", ".md", ".txt")])  # those are for people
+        files = [one for one in files if one.suffix not in (".png", ".md", ".txt")]  # those are for people
+        weighty = [one for one in files if one.suffix in WEIGHTY]
+        path = draw.choice(weighty if weighty and draw.random() < 0.5 else files)
         path.write_bytes(mutate(path.read_bytes(), draw, path.name))
         answers.unlink(missing_ok=True)
         child = look(kind, name, copy)
