@@ -15,6 +15,8 @@ pytest.importorskip("sklearn")
 pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
 
+from scipy.sparse import csr_matrix  # noqa: E402
+from sklearn import config_context  # noqa: E402
 from sklearn.base import clone  # noqa: E402
 from sklearn.exceptions import NotFittedError  # noqa: E402
 from sklearn.linear_model import LogisticRegression  # noqa: E402
@@ -114,7 +116,8 @@ def test_several_labels_a_text() -> None:
     matrix = np.array([[label in row for label in found.classes_] for row in lists]).astype(int)
     other = TextClassifier(**SMALL).fit(X, matrix)
     assert (other.predict(X[:20]) == [[label in row for label in found.classes_] for row in found.predict(X[:20])]).all()
-    assert (TextClassifier(**SMALL).fit(X, matrix.tolist()).predict(X[:20]) == other.predict(X[:20])).all(), "a matrix as lists"
+    for same in (matrix.tolist(), csr_matrix(matrix)):
+        assert (TextClassifier(**SMALL).fit(X, same).predict(X[:20]) == other.predict(X[:20])).all(), "a matrix as lists, or sparse"
     with pytest.raises(ValueError, match="class_weight='balanced' is for one label a text"):
         TextClassifier(**QUICK, class_weight="balanced").fit(X, lists)
 
@@ -145,7 +148,20 @@ def test_an_embedder_in_a_pipeline_with_pandas_out(fitted: TextClassifier, tmp_p
 def test_search_and_cross_validation() -> None:
     search = GridSearchCV(TextClassifier(**NETWORK), {"lr": [1e-5, 5e-3]}, cv=2).fit(X, Y)
     assert search.best_params_ == {"lr": 5e-3} and search.predict(X[:2]).shape == (2,)
-    assert cross_val_score(TextClassifier(**NETWORK), X, Y, cv=2).mean() > 0.7
+    assert cross_val_score(TextClassifier(**NETWORK), X, Y, cv=2, n_jobs=2).mean() > 0.7
+    matrix = np.array([[label == "good", "day" in text.split()] for text, label in zip(X, Y, strict=True)]).astype(int)
+    assert cross_val_score(TextClassifier(**QUICK), X, matrix, cv=2).shape == (2,), "several labels a text; lists scikit-learn refuses"
+
+
+def test_weights_are_routed_to_fit_and_score() -> None:
+    with config_context(enable_metadata_routing=True):
+        weighed = TextClassifier(**NETWORK | {"epochs": 1}).set_fit_request(sample_weight=True).set_score_request(sample_weight=True)
+        alone = np.r_[np.zeros(150), np.ones(50)]
+        found = make_pipeline(weighed).fit(X, Y, sample_weight=alone)
+        kept = clone(weighed).fit(X[150:], Y[150:], sample_weight=np.ones(50))
+        assert np.allclose(found.predict_proba(X[:9]), kept.predict_proba(X[:9])), "a weight of 0 leaves a row out"
+        right = found.predict(X[150:]) == np.array(Y[150:])
+        assert found.score(X, Y, sample_weight=alone) == pytest.approx(right.mean())
 
 
 @pytest.mark.parametrize(
@@ -161,6 +177,8 @@ def test_search_and_cross_validation() -> None:
         ((["a", "b"], ["x", "y"], [0, 0]), "every sample_weight is zero"),
         ((["a", "b"], ["x", "y"], [1, -1]), "at least 0"),
         ((["a", "b"], ["x", "y"], [1, 0]), "one class"),
+        ((["a", "b"], [["x"], "y"]), "row 1 of y is one label, and other rows are lists"),
+        ((["a", "b"], ["x", ["y"]]), "row 0 of y is one label, and other rows are lists"),
         (({"a": 1, "b": 2}, ["x", "y"]), "is a dict, not a list of texts"),
         (({"a", "b"}, ["x", "y"]), "is a set, not a list of texts"),
     ],

@@ -164,7 +164,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         texts = fit_texts(X, y)
-        y = y if isinstance(y, Iterable) else np.asarray(y)
+        y = y.toarray() if hasattr(y, "toarray") else y if isinstance(y, Iterable) else np.asarray(y)
         self.several_ = kind_of_labels(y)
         if self.several_ is not None:
             return self._fit_several(texts, y, sample_weight)

@@ -54,8 +54,11 @@ def kind_of_labels(y: Any) -> str | None:
             raise ValueError(f"y has shape {list(values.shape)} and values other than 0 and 1: one column a class, 1 where a text has it")
         return "matrix"
     rows = list(y)
-    if not rows or not isinstance(rows[0], (list, tuple, set, frozenset, np.ndarray)):
+    several = [isinstance(row, (list, tuple, set, frozenset, np.ndarray)) for row in rows]
+    if not any(several):
         return None
+    if not all(several):
+        raise ValueError(f"row {several.index(False)} of y is one label, and other rows are lists of labels")
     even = len({len(row) for row in rows}) == 1 and len(rows[0]) > 1 and not isinstance(rows[0], (set, frozenset))
     numbers = even and all(isinstance(value, (int, np.integer)) and value in (0, 1) for row in rows for value in row)
     return "matrix" if numbers else "lists"  # rows of zeros and ones, all of one length, are a matrix
