@@ -173,15 +173,8 @@ def trials(group: Group, colours: Colours) -> Chart | None:
 
 
 def scatter(name: str, colour: int, points: Sequence[tuple[float, float, str]], **more: object) -> JsonObject:
-    return {
-        "name": name,
-        "colour": colour,
-        "style": "points",
-        "x": [p[0] for p in points],
-        "y": [p[1] for p in points],
-        "labels": [p[2] for p in points],
-        **more,
-    }
+    x, y, labels = ([point[i] for point in points] for i in range(3))
+    return {"name": name, "colour": colour, "style": "points", "x": x, "y": y, "labels": labels, **more}
 
 
 # --- comparisons -------------------------------------------------------------------------------------------------------------
@@ -201,17 +194,12 @@ def low_resource(group: Group, colours: Colours) -> Chart | None:
             and (fraction := number(row.get("fraction"))) is not None
             and (mean := number(row.get("mean"))) is not None
         )
-        series.append(
-            {
-                "name": entry,
-                "colour": colours(entry),
-                "marks": True,
-                "x": [p[0] for p in points],
-                "y": [p[1] for p in points],
-                "low": [p[1] - p[2] for p in points],
-                "high": [p[1] + p[2] for p in points],
-            }
-        )
+        x, y, spread = ([point[i] for point in points] for i in range(3))
+        band = {
+            "low": [mean - one for mean, one in zip(y, spread, strict=True)],
+            "high": [mean + one for mean, one in zip(y, spread, strict=True)],
+        }
+        series.append({"name": entry, "colour": colours(entry), "marks": True, "x": x, "y": y, **band})
     return chart((), [view((), "share of the training data", str(group.record.get("metric", "score")), series, log_x=True)])
 
 
