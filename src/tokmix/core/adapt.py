@@ -7,6 +7,7 @@ cannot apply is an error.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -16,26 +17,30 @@ from tokmix.core.mixer import Mixer, create
 from tokmix.core.segments import Segments
 
 
-class _LastSegments:
-    """Caches the segments of the latest padding mask, since all layers of an encoder get the same one."""
+class LastMask:
+    """What was read from the latest mask: all layers of a model get the same one."""
 
     def __init__(self) -> None:
         self.mask: weakref.ref[Tensor] | None = None
-        self.version = -1
+        self.key: tuple[object, ...] = ()
         self.segments: Segments | None = None
 
-    def of(self, mask: Tensor) -> Segments:
+    def of(self, mask: Tensor, read: Callable[..., Segments | None], *how: object) -> Segments | None:
         if mask.is_inference():  # such a tensor has no version that tells of a change
-            return Segments.from_mask(~_blocked(mask, "key_padding_mask"))
-        latest = self.mask() if self.mask is not None else None
-        if latest is not mask or self.version != mask._version or self.segments is None:
-            self.segments = Segments.from_mask(~_blocked(mask, "key_padding_mask"))
-            self.mask, self.version = weakref.ref(mask), mask._version
+            return read(mask, *how)
+        key = (mask._version, *how)
+        if self.mask is None or self.mask() is not mask or self.key != key:
+            self.segments = read(mask, *how)
+            self.mask, self.key = weakref.ref(mask), key
         return self.segments
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy or pickle has no mask, since the mask belongs to one call."""
-        return _LastSegments, ()
+        return LastMask, ()
+
+
+def _read_padding(mask: Tensor) -> Segments:
+    return Segments.from_mask(~_blocked(mask, "key_padding_mask"))
 
 
 def _blocked(mask: Tensor, what: str) -> Tensor:
@@ -55,11 +60,11 @@ class MixerAttention(nn.Module):
     _qkv_same_embed_dim = False
     in_proj_bias = None
 
-    def __init__(self, mixer: Mixer, batch_first: bool, num_heads: int, last: _LastSegments | None = None):
+    def __init__(self, mixer: Mixer, batch_first: bool, num_heads: int, last: LastMask | None = None):
         super().__init__()
         self.mixer, self.batch_first = mixer, batch_first
         self.embed_dim, self.num_heads = mixer.dim, num_heads
-        self._last = last if last is not None else _LastSegments()
+        self._last = last if last is not None else LastMask()
 
     def forward(
         self,
@@ -79,7 +84,7 @@ class MixerAttention(nn.Module):
         x, keys, values = (self._batch_first(t) for t in (query, key, value))
         if key_padding_mask is not None and key_padding_mask.dim() == 1:
             key_padding_mask = key_padding_mask[None]
-        segments = None if key_padding_mask is None else self._last.of(key_padding_mask)
+        segments = None if key_padding_mask is None else self._last.of(key_padding_mask, _read_padding)
         y = self.mixer(x, keys=keys, values=values, key_segments=segments) if crossed else self.mixer(x, segments)
         if query.dim() == 2:
             return y[0], None
@@ -119,7 +124,7 @@ def swap_attention(module: nn.Module, mixer: str, *, causal: bool, max_len: int)
     decodes = any(isinstance(part, nn.TransformerDecoderLayer) for part in module.modules())
     if decodes and not causal and not isinstance(module, nn.Transformer):
         raise ValueError("the self-attention of a torch decoder is causal: swap it with causal=True")
-    last, spec = _LastSegments(), specs[0]
+    last, spec = LastMask(), specs[0]
 
     def make(attention: nn.MultiheadAttention, layer: int, causal: bool) -> MixerAttention:
         if not attention._qkv_same_embed_dim:

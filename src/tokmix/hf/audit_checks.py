@@ -15,22 +15,25 @@ LENGTHS = (13, 7, 2, 10)
 Pairs = list[tuple[list[Tensor], list[Tensor]]]
 
 
-def _padded(subject: Subject, left: bool, together: bool) -> Pairs:
-    width = max(LENGTHS)
-    rows = [subject.ids(1, n)[0] for n in LENGTHS]
-    filler = subject.ids(len(LENGTHS), width) if subject.pad is None else torch.full((len(LENGTHS), width), subject.pad)
-    mask, places = torch.zeros(len(LENGTHS), width, dtype=torch.long), []
+def _batch(subject: Subject, lengths: tuple[int, ...], left: bool) -> tuple[list[Tensor], Tensor, Tensor]:
+    """(rows of these lengths, the same padded to one width, its mask)"""
+    shape, rows = (len(lengths), max(lengths)), [subject.ids(1, n)[0] for n in lengths]
+    ids = subject.ids(*shape) if subject.pad is None else torch.full(shape, subject.pad)
+    mask = torch.zeros(shape, dtype=torch.long)
     for number, row in enumerate(rows):
-        at = slice(width - len(row), width) if left else slice(0, len(row))
-        filler[number, at], mask[number, at] = row, 1
-        places.append(at)
-    expected = subject.alone(rows)
-    more = {"position_ids": subject.positions(mask)} if left else {}
+        at = slice(shape[1] - len(row), None) if left else slice(len(row))
+        ids[number, at], mask[number, at] = row, 1
+    return rows, ids, mask
+
+
+def _padded(subject: Subject, left: bool, together: bool) -> Pairs:
+    rows, ids, mask = _batch(subject, LENGTHS, left)
+    expected, more = subject.alone(rows), {"position_ids": subject.positions(mask)} if left else {}
     if together:
-        found = subject.run(filler, attention_mask=mask, **more)
-        return [(found.of(i, at), expected[i].of(0, slice(None))) for i, at in enumerate(places)]
-    singles = [subject.run(filler[i : i + 1], attention_mask=mask[i : i + 1], **_row(more, i)) for i in range(len(rows))]
-    return [(singles[i].of(0, at), expected[i].of(0, slice(None))) for i, at in enumerate(places)]
+        found = subject.run(ids, attention_mask=mask, **more)
+        return [(found.of(i, mask[i] != 0), expected[i].of(0, slice(None))) for i in range(len(rows))]
+    singles = [subject.run(ids[i : i + 1], attention_mask=mask[i : i + 1], **_row(more, i)) for i in range(len(rows))]
+    return [(singles[i].of(0, mask[i] != 0), expected[i].of(0, slice(None))) for i in range(len(rows))]
 
 
 def _row(more: dict[str, Tensor | None], i: int) -> dict[str, Tensor | None]:
@@ -72,12 +75,7 @@ def padded_cache(subject: Subject) -> Pairs:
     """A batch padded on the left, read in pieces: one row is still padding when the second piece begins."""
     if not subject.decodes:
         raise NotHere("the model has no cache")
-    lengths, width = (13, 7, 3), 13
-    rows = [subject.ids(1, n)[0] for n in lengths]
-    ids = subject.ids(len(rows), width) if subject.pad is None else torch.full((len(rows), width), subject.pad)
-    mask = torch.zeros_like(ids)
-    for number, row in enumerate(rows):
-        ids[number, width - len(row) :], mask[number, width - len(row) :] = row, 1
+    rows, ids, mask = _batch(subject, (13, 7, 3), left=True)
     expected, found = subject.alone(rows), _with_cache(subject, ids, mask, [8, 3, 1, 1])
     return [([x[i][mask[i] != 0] for x in found], expected[i].of(0, slice(None))) for i in range(len(rows))]
 

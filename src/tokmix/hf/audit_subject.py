@@ -24,7 +24,7 @@ class Run:
     hidden: list[Tensor]
     cache: Cache | None = None
 
-    def of(self, row: int, at: slice) -> list[Tensor]:
+    def of(self, row: int, at: slice | Tensor) -> list[Tensor]:
         """The tokens of one row; of an output of the whole sequence that itself."""
         width = self.hidden[0].shape[1]
         return [x[row, at] if x.dim() > 2 or (x.dim() == 2 and x.shape[1] == width) else x[row] for x in self.hidden]

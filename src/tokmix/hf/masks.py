@@ -6,8 +6,6 @@ tokens in the cache too. Whatever a mixer cannot honour is an error, never ignor
 
 from __future__ import annotations
 
-import weakref
-
 import torch
 from torch import Tensor
 
@@ -71,25 +69,3 @@ def read_borders(positions: object, ends: object, x: Tensor) -> Segments | None:
     else:
         return None
     return Segments(number[None] + 1).to(x.device) if int(number[-1]) else None
-
-
-class LastMask:
-    """All layers of a model are given one and the same mask: read it once."""
-
-    def __init__(self) -> None:
-        self.mask: weakref.ref[Tensor] | None = None
-        self.key: tuple[int, int, bool, bool] | None = None
-        self.segments: Segments | None = None
-
-    def read(self, mask: object, length: int, causal: bool, windowed: bool) -> Segments | None:
-        if not isinstance(mask, Tensor) or mask.is_inference():
-            return read_mask(mask, length, causal, windowed)
-        key = (mask._version, length, causal, windowed)
-        if self.mask is None or self.mask() is not mask or self.key != key:
-            self.segments = read_mask(mask, length, causal, windowed)
-            self.mask, self.key = weakref.ref(mask), key
-        return self.segments
-
-    def __reduce__(self) -> tuple[type[LastMask], tuple[()]]:
-        """Copies and pickles start afresh."""
-        return LastMask, ()

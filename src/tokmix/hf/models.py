@@ -7,7 +7,7 @@ signature for a column that a batch may have).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Never, Unpack
+from typing import Any, ClassVar, Never, Unpack
 
 import torch
 from torch import Tensor
@@ -103,14 +103,14 @@ class TokmixForCausalLM(TokmixPreTrainedModel, GenerationMixin):
         )
 
 
-class TokmixForMaskedLM(TokmixPreTrainedModel):
-    """Logits of each token [B, T, vocab]; labels [B, T] are the hidden tokens, -100 elsewhere."""
+class _EachToken:
+    """Logits of each token, and labels [B, T] that are -100 where there is none."""
 
-    heads = ("mlm",)
+    output: ClassVar[type[MaskedLMOutput | TokenClassifierOutput]]
 
     @can_return_tuple
     def forward(
-        self,
+        self: Any,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
@@ -120,35 +120,23 @@ class TokmixForMaskedLM(TokmixPreTrainedModel):
         num_items_in_batch: Tensor | int | None = None,
         token_type_ids: Tensor | None = None,
         **others: Unpack[Others],
-    ) -> MaskedLMOutput:
+    ) -> MaskedLMOutput | TokenClassifierOutput:
         done = self._encode(input_ids, attention_mask, position_ids, segment_ids, segments, others)
-        logits: Any = self.core.finish(done.x)
+        logits = self.core.finish(done.x)
         cost: Any = None if labels is None else loss.cross_entropy(logits, loss.at_tokens(labels, done.segments), num_items_in_batch)
-        return MaskedLMOutput(loss=cost, logits=logits, hidden_states=done.hidden_states, attentions=done.attentions)
+        return self.output(loss=cost, logits=logits, hidden_states=done.hidden_states, attentions=done.attentions)
 
 
-class TokmixForTokenClassification(TokmixPreTrainedModel):
-    """Logits of each token [B, T, classes]; labels [B, T] are class numbers, -100 where there is none."""
+class TokmixForMaskedLM(_EachToken, TokmixPreTrainedModel):
+    """Logits of each token [B, T, vocab]; labels [B, T] are the hidden tokens."""
 
-    heads = ("tag",)
+    heads, output = ("mlm",), MaskedLMOutput
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        segments: Segments | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        token_type_ids: Tensor | None = None,
-        **others: Unpack[Others],
-    ) -> TokenClassifierOutput:
-        done = self._encode(input_ids, attention_mask, position_ids, segment_ids, segments, others)
-        logits: Any = self.core.finish(done.x)
-        cost: Any = None if labels is None else loss.cross_entropy(logits, loss.at_tokens(labels, done.segments), num_items_in_batch)
-        return TokenClassifierOutput(loss=cost, logits=logits, hidden_states=done.hidden_states, attentions=done.attentions)
+
+class TokmixForTokenClassification(_EachToken, TokmixPreTrainedModel):
+    """Logits of each token [B, T, classes]; labels [B, T] are class numbers."""
+
+    heads, output = ("tag",), TokenClassifierOutput
 
 
 class TokmixForQuestionAnswering(TokmixPreTrainedModel):

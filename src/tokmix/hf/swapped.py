@@ -14,11 +14,12 @@ from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from tokmix.core.adapt import LastMask
 from tokmix.core.mixer import Mixer, State
 from tokmix.core.offload import with_weights
 from tokmix.core.segments import Segments
 from tokmix.hf.cache import MixerState
-from tokmix.hf.masks import LastMask, read_borders
+from tokmix.hf.masks import read_borders, read_mask
 from tokmix.ops import linear_attention
 from tokmix.ops.hyper_mlp import relu_of_normalised
 
@@ -89,7 +90,8 @@ class SwappedAttention(nn.Module):
         flash = "flash" in str(getattr(self.config, "_attn_implementation", ""))
         if mask is None and first and (flash or ends is not None):  # flash attention is told of packed rows in another way
             return read_borders(given.get("position_ids"), ends, x)
-        return self._last.read(mask, x.shape[1], self.mixer.causal, self.windowed)
+        how = x.shape[1], self.mixer.causal, self.windowed
+        return self._last.of(mask, read_mask, *how) if isinstance(mask, Tensor) else read_mask(mask, *how)
 
     def _slot(self, past: Cache) -> SwappedState:
         if isinstance(past, EncoderDecoderCache):

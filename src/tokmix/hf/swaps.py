@@ -18,9 +18,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tokmix.core import checks, stack
-from tokmix.core.adapt import swap_attention
+from tokmix.core.adapt import LastMask, swap_attention
 from tokmix.core.mixer import create
-from tokmix.hf.masks import LastMask
 from tokmix.hf.swapped import READERS, SwappedAttention, read_by, refuse_continuous_batching
 
 # How the attention modules of transformers call what makes queries, keys and values.
@@ -112,20 +111,19 @@ def _is_attention(module: nn.Module) -> bool:
 
 def choose(layers: str | Sequence[int], count: int) -> list[int]:
     if isinstance(layers, str):
-        if layers == "all":
-            return list(range(count))
-        if layers == "every second" and count > 1:
-            return list(range(1, count, 2))
-        if match := re.fullmatch(r"(first|last) (\d+)", layers):
-            number = int(match[2])
-            if not 1 <= number <= count:
-                raise ValueError(f"layers={layers!r} asks for {number} of {count} layers")
-            return list(range(number)) if match[1] == "first" else list(range(count - number, count))
-        if layers == "every second":
+        every = list(range(count))
+        if layers == "every second" and count == 1:
             raise ValueError("layers='every second' finds no second layer: the model has one attention module; use 'all'")
-        raise ValueError(
-            f"layers={layers!r} should be 'all', 'every second', 'first N', 'last N' or a list of numbers from 0 to {count - 1}"
-        )
+        if layers in ("all", "every second"):
+            return every if layers == "all" else every[1::2]
+        match = re.fullmatch(r"(first|last) (\d+)", layers)
+        if match is None:
+            known = f"'all', 'every second', 'first N', 'last N' or a list of numbers from 0 to {count - 1}"
+            raise ValueError(f"layers={layers!r} should be {known}")
+        number = int(match[2])
+        if not 1 <= number <= count:
+            raise ValueError(f"layers={layers!r} asks for {number} of {count} layers")
+        return every[:number] if match[1] == "first" else every[-number:]
     chosen = sorted(set(layers))
     if not chosen or any(not isinstance(layer, int) or not 0 <= layer < count for layer in chosen):
         raise ValueError(f"layers={list(layers)} should be numbers from 0 to {count - 1}")
