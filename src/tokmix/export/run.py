@@ -17,18 +17,15 @@ from torch import Tensor, nn
 
 from tokmix.core.checks import one_of
 from tokmix.core.model import Model
-from tokmix.core.optional import np
 from tokmix.export import check
 from tokmix.export.bag import write_bag
 from tokmix.export.graphs import RowGraph, StepGraph
 from tokmix.export.int8 import quantise
 from tokmix.export.readme import readme
-from tokmix.export.torch_model import describe
+from tokmix.export.torch_model import GraphModel, describe
 from tokmix.runs.files import check_free, new_folder, write_text
 from tokmix.runtime.folder import GRAPHS, MANIFEST, Manifest, checksum
-from tokmix.runtime.model import TextModel
 from tokmix.runtime.onnx import OnnxModel
-from tokmix.runtime.states import State
 from tokmix.training import model_folder
 from tokmix.training.imports import import_files
 from tokmix.training.model_folder import RECORD
@@ -75,7 +72,8 @@ def export(
             check.compare(trained.model, OnnxModel(folder, about), check.FLOAT32)
             with _silent():
                 quantise(graph)
-        exported = OnnxModel(folder, about) if format == "onnx" else SavedModel(folder, about)
+        onnx = format == "onnx"
+        exported = OnnxModel(folder, about) if onnx else GraphModel(folder, about, torch.export.load(graph).module())
         about = replace(about, checks=check.compare(trained.model, exported, None if int8 else check.FLOAT32))
         if about.blend is not None and not int8:
             check.compare_answers(trained, exported)
@@ -90,13 +88,12 @@ def _write_graph(model: Model, about: Manifest, path: Path) -> Manifest:
     """Length is dynamic where the model can be traced so. Causal HyperMixing goes through long inputs in pieces, a loop
     that a trace would fix; its step takes one token at a time instead."""
     graph: nn.Module = StepGraph(model) if about.task == "lm" else RowGraph(model)
-    if about.task != "lm":
-        _traced(graph, model, about, path, None)
-        return about
     try:
         _traced(graph, model, about, path, None)
         return about
     except ValueError:
+        if about.task != "lm":
+            raise
         _traced(graph, model, about, path, 1)
         return replace(about, chunk=1)
 
@@ -147,24 +144,6 @@ def _check_dynamic(program: torch.export.ExportedProgram, length: int | None) ->
     sizes = ids.meta["val"].shape
     if isinstance(sizes[0], int) or (length is None and isinstance(sizes[1], int) and sizes[1] != 1):
         raise ValueError(f"tracing fixed the shape {list(sizes)}")
-
-
-class SavedModel(TextModel):
-    """An exported torch program, loaded from its file: what `--format torch` is checked with."""
-
-    engine = "torch"
-
-    def __init__(self, folder: Path, about: Manifest):
-        super().__init__(folder, about)
-        self.graph = torch.export.load(folder / GRAPHS["torch"]).module()
-
-    def _run(self, ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
-        *outputs, pooled = self.graph(torch.from_numpy(ids), torch.from_numpy(mask))
-        return (outputs[0].numpy() if outputs else None), pooled.numpy()
-
-    def _step(self, ids: np.ndarray, mask: np.ndarray, state: State) -> tuple[np.ndarray, State]:
-        logits, after = self.graph(torch.from_numpy(ids), torch.from_numpy(mask), [torch.from_numpy(leaf) for leaf in state])
-        return logits.numpy(), [leaf.numpy() for leaf in after]
 
 
 def _need_onnx() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
 
 import tokmix
 from tokmix.core.optional import np
@@ -36,29 +37,32 @@ def blend_of(trained: Trained) -> Blend | None:
     return None if mixture.by == NETWORK else Blend(mixture.network, mixture.bag, mixture.shift)
 
 
-class TorchModel(TextModel):
-    """Runs the graph modules without tracing, so that serving and exporting use the same computation."""
+class GraphModel(TextModel):
+    """A graph as a module: one of graphs.py, or a saved program."""
 
     engine = "torch"
 
-    def __init__(self, trained: Trained):
-        super().__init__(trained.folder, describe(trained))
-        model = trained.model.eval()
-        self.rows_graph = RowGraph(model) if trained.task != "lm" else None
-        self.step_graph = StepGraph(model) if trained.task == "lm" else None
+    def __init__(self, folder: Path, about: Manifest, graph: nn.Module):
+        super().__init__(folder, about)
+        self.graph = graph
 
     @torch.inference_mode()
     def _run(self, ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
-        assert self.rows_graph is not None
-        *outputs, pooled = self.rows_graph(torch.from_numpy(ids), torch.from_numpy(mask))
+        *outputs, pooled = self.graph(torch.from_numpy(ids), torch.from_numpy(mask))
         return (outputs[0].numpy() if outputs else None), pooled.numpy()
 
     @torch.inference_mode()
     def _step(self, ids: np.ndarray, mask: np.ndarray, state: State) -> tuple[np.ndarray, State]:
-        assert self.step_graph is not None
-        given = [torch.from_numpy(leaf) for leaf in state]
-        logits, after = self.step_graph(torch.from_numpy(ids), torch.from_numpy(mask), given)
+        logits, after = self.graph(torch.from_numpy(ids), torch.from_numpy(mask), [torch.from_numpy(leaf) for leaf in state])
         return logits.numpy(), [leaf.numpy() for leaf in after]
+
+
+class TorchModel(GraphModel):
+    """Not traced, so that serving and exporting use the same computation."""
+
+    def __init__(self, trained: Trained):
+        model = trained.model.eval()
+        super().__init__(trained.folder, describe(trained), StepGraph(model) if trained.task == "lm" else RowGraph(model))
 
 
 def load(folder: str | Path, imports: Sequence[str | Path] = ()) -> TorchModel:
