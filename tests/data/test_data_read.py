@@ -199,7 +199,7 @@ BAD = {
     "header alone": ("a.tsv", b"text\tlabel\n", {}, "holds no text"),
     "no header": ("a.tsv", b"it is a good film\t1\nit is not\t0\n", {}, "no header line.*header=text,label"),
     "no header, column named": ("a.tsv", b"a good film\t1\nbad\t0\n", {"text": "text"}, "no header line"),
-    "unclear columns": ("a.csv", b"foo,bar,baz\n1,2,3\n", {}, "cannot tell which column is text among foo, bar, baz"),
+    "unclear columns": ("a.csv", b"foo,bar,baz\n1,2,3\n", {}, "column is text among foo, bar, baz; say text=COLUMN.* and label="),
     "unclear label": ("a.csv", b"text,foo,bar\n1,2,3\n", {}, "cannot tell which column is the label.*label=COLUMN"),
     "unknown column": ("a.csv", b"text,label\na,b\n", {"label": "lable"}, "no column 'lable'; it has: text, label, did you mean 'label'"),
     "two columns of a name": ("a.csv", b"text,text,label\na,b,x\nc,d,y\n", {}, "a.csv has 2 columns 'text'"),

@@ -58,7 +58,8 @@ def choose_columns(
     rest = [column for column in columns if column not in {*taken, *texts} and column.lower() not in IGNORED]
     if not texts:
         if len(rest) != 1:
-            raise ValueError(_unclear(name, columns, "text", "text=COLUMN (or text=ONE,OTHER for a pair)"))
+            both = "" if target or task in ("lm", "mlm") else " and label=COLUMN"
+            raise ValueError(_unclear(name, columns, "text", f"text=COLUMN (or text=ONE,OTHER for a pair){both}"))
         texts, rest = (rest[0],), []
     if target is None and task not in ("lm", "mlm"):
         if len(rest) > 1 or (not rest and task):
@@ -95,8 +96,7 @@ class _Known:
 
 def _guess_text(known: _Known, taken: set[str | None]) -> tuple[str, ...]:
     pair = next((pair for pair in PAIRS if all(known.has(name, taken) for name in pair)), None)
-    found = [known.first((name,), taken, "text") for name in pair] if pair else [known.first(TEXTS, taken, "text")]
-    return tuple(column for column in found if column)
+    return tuple(column for names in ([(one,) for one in pair] if pair else [TEXTS]) if (column := known.first(names, taken, "text")))
 
 
 def _check(name: str, columns: Sequence[str], asked: str) -> None:
