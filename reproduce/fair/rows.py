@@ -51,7 +51,7 @@ def jobs(quick: bool, outcomes: Outcomes) -> list[Job]:
 def _bag(task: str, quick: bool) -> Job:
     spec: dict[str, Any] = {"data": task, "dev": recipe.held_out(task, quick), "limit": recipe.TASKS[task].limit, "penalties": PENALTIES}
     spec |= {"rows": recipe.QUICK["rows"], "penalties": PENALTIES[:2]} if quick else {}
-    return Job(f"{task}-bag", "bag", spec, worth=51, seconds=10.0)
+    return Job(f"{task}-bag", "bag", spec, worth=51, seconds=10 + recipe.TASKS[task].rows / 3000)  # most of it on one core
 
 
 def searched(task: str, variant: str, quick: bool, outcomes: Outcomes) -> tuple[list[Job], Cell | None]:

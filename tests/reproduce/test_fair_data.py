@@ -154,6 +154,18 @@ def test_the_usual_sequences_are_as_they_were() -> None:
     assert torch.equal(made.inputs, make(3, torch.Generator().manual_seed(0), LENGTH, (5.5, 94.5)).inputs)
 
 
+def test_the_error_is_that_where_shapes_stand() -> None:
+    from reproduce.toy import model as toy
+
+    data = make(5, torch.Generator().manual_seed(0), 200, (5.5, 194.5))
+    model = toy.build("none", make(9, torch.Generator().manual_seed(1)), 0)
+    there = data.covered().any(1)
+    with torch.no_grad():
+        outputs = model(data.inputs)
+    away = [float((one - other) ** 2) for one, other in zip(outputs[there], data.targets[there], strict=True)]
+    assert systematicity.error(model, data) == pytest.approx(100 * sum(away) / len(away), rel=1e-5) != toy.error(model, data)
+
+
 def test_models_are_scored_on_every_set() -> None:
     from reproduce.fair.systematicity import MODELS, QUICK
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 from scipy import stats
 
 from reproduce import claims, headline, page, readme
+from reproduce import item as catalogue
 from tokmix.cli.main import main
+from tokmix.runs.files import write_json
 from tokmix.study import checkout
 from tokmix.study.statistics import interval
 
@@ -47,6 +50,29 @@ def test_counts_of_verdicts_are_english() -> None:
 def test_every_row_of_the_headline_has_a_verdict_of_its_item() -> None:
     found = headline.rows(ROOT / "reproduce")
     assert len(found) == len(headline.CHOICES) and all(row.verdict != page.NOT_RUN and row.effect and row.caveat for row in found)
+
+
+def test_a_verdict_of_the_second_edition_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    """As soon as it has runs; the others stay."""
+    scores = {"hypermixing-4096": (0.90, 0.91, 0.90, 0.91, 0.90), "attention-4096": (0.80, 0.80, 0.81, 0.80, 0.81)}
+    outcome = lambda of: {"runs": [{**run, "state": "finished", "lr": 1e-3} for run in runs(*of)]}
+    records = [{"key": key, "kind": "rows", "spec": {}, "outcome": outcome(of)} for key, of in scores.items()]
+    content = {"format": "tokmix-papers", "version": 1, "paper": "fair", "item": "imdb", "quick": False, "calls": [], "jobs": records}
+    before = headline.rows(tmp_path)
+    write_json(tmp_path / "fair" / "results" / "imdb.json", content)
+    after = headline.rows(tmp_path)
+    changed = [(one, other) for one, other in zip(before, after, strict=True) if one != other]
+    assert len(changed) == 1 and len(after) == len(headline.CHOICES)
+    assert changed[0][0].verdict == page.NOT_RUN and changed[0][1].verdict == "holds" and changed[0][1].seeds == "5"
+    assert changed[0][1].effect.startswith("+10.0 [") and "second edition" in changed[0][1].caveat
+
+
+def test_every_verdict_of_the_second_edition_is_one_of_its_claims() -> None:
+    for one in [choice.again for choice in headline.CHOICES if choice.again is not None]:
+        content = {"quick": False, "jobs": [], "calls": [], "paper": "fair", "item": one.item}
+        with claims.recorded() as verdicts:
+            catalogue.item("fair", one.item).tables(content)
+        assert sum(fnmatchcase(verdict.says, one.says) for verdict in verdicts) == 1, one.says
 
 
 def test_the_summary_in_the_wheel_is_that_of_the_results_files() -> None:
