@@ -117,3 +117,9 @@ def test_a_second_demo_replaces_the_first_and_nothing_else(small, tmp_path, caps
         assert main(["demo", "--out", str(tmp_path / "out")]) == 130
         assert "the next demo starts anew" in capsys.readouterr().err
     assert Path(tmp_path / "out" / "stdlib" / "pairs.jsonl").is_file()
+
+
+def test_a_file_in_place_of_the_folder_is_named(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["demo", "--out", str(tmp_path / "notes.txt")]) == 1
+    assert capsys.readouterr().err == f"tokmix demo: {tmp_path / 'notes.txt'} is a file: name a folder with --out\n"
