@@ -22,7 +22,7 @@ def transfer(
     """Write the new folder `out`, with the model in out/model -> the record of the run (model/transfer.json).
 
     teacher   a folder that save_pretrained wrote, with its tokenizer.json
-    data      a file or folder of plain text, or several of them; or a folder that `prepare` wrote with task="lm" and the teacher's tokenizer
+    data      a file or folder of plain text, or several of them; or a folder of `prepare` with task="lm" and the teacher's tokenizer
     settings  stack="hypermixing(heads=4)", layers="every second", tokens=2_000_000 and the rest of TransferSettings
 
     ValueError for what does not work. KeyboardInterrupt after Ctrl-C, with a checkpoint saved in `out`.
