@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -110,6 +111,16 @@ def test_a_checkpoint_of_two_continues_on_one_and_back(data, alone, tmp_path):
     one, mixed = losses(alone), losses(out)
     assert len(one) == len(mixed) == 50
     assert max(abs(a - b) for a, b in zip(one, mixed, strict=True)) < 1e-5
+
+
+@pytest.mark.parametrize(("size", "ended"), [("1", []), ("2", [3])])
+def test_a_command_that_is_one_of_several_processes_ends_at_once(size, ended, monkeypatch):
+    """Threads of torch's distributed package may abort a process that has done its work while Python shuts down."""
+    module, left = importlib.import_module("tokmix.cli.main"), list[int]()
+    monkeypatch.setenv("WORLD_SIZE", size)
+    monkeypatch.setattr(module, "main", lambda: 3)
+    monkeypatch.setattr(os, "_exit", left.append)
+    assert module.entry() == 3 and left == ended
 
 
 @pytest.mark.parametrize(
