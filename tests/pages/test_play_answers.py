@@ -52,6 +52,14 @@ def test_the_model_beside_it_is_attention_of_the_same_size(films: Server, folder
     assert attention_config(config).causal and Model(attention_config(config)).config.stack == "attention(heads=4)*2"
 
 
+def test_the_time_of_the_first_answer_holds_no_imports(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[tuple[str, ...]]] = []
+    made = Predictor.__call__
+    monkeypatch.setattr(Predictor, "__call__", lambda self, texts: asked.append(list(texts)) or made(self, asked[-1]))
+    PlayService(model_folder.load(folder / "films"))
+    assert asked == [[(".",)]] * 2, "one answer of each model, before the page asks"
+
+
 def test_maps_are_labelled_and_bounded(films: Server) -> None:
     found = films.get("/api/map", GOOD)
     assert found["tokens"] == ["[CLS]", "a", "fine", "film", "[SEP]"] and len(found["maps"]) == 4

@@ -272,6 +272,12 @@ def test_expected_performance_is_drawn_as_it_was_computed(page: Path, everything
     assert views["with replacement", "FLOPs of training"]["x"] == pytest.approx([spent * n for n in range(1, 31)], rel=1e-5)
 
 
+def test_a_run_of_several_labels_shows_its_main_figure_first() -> None:
+    log = [{"step": step, "tokens": 9, "held": {"loss": 0.5, "hamming": 0.1, "micro_f1": 0.3}} for step in (1, 2)]
+    chart = series.learning([("a", "a", read.Run("a", Path("a"), log=log))], series.Colours())
+    assert chart is not None and chart["views"][0]["keys"][0] == "micro_f1, held out"
+
+
 def test_the_front_is_what_no_other_point_beats() -> None:
     draw = random.Random(0)
     for _ in range(200):

@@ -20,7 +20,7 @@ from tokmix.data.prepare.pipeline import prepare  # noqa: E402
 from tokmix.data.tokens import TokenFiles  # noqa: E402
 from tokmix.runtime import bag  # noqa: E402
 from tokmix.study.explain.words import attribute  # noqa: E402
-from tokmix.training import baseline, evaluate, linear, linear_search, metrics, model_folder, predict  # noqa: E402
+from tokmix.training import baseline, evaluate, linear, linear_search, metrics, model_folder, predict, report  # noqa: E402
 from tokmix.training.checkpoint import load_tensors  # noqa: E402
 from tokmix.training.mixture import BAG, BOTH, NETWORK, Mixture, choose  # noqa: E402
 from tokmix.training.train import run  # noqa: E402
@@ -221,6 +221,12 @@ def test_several_labels_a_row_are_learned_predicted_and_measured(bag: bool, tmp_
     shown = capsys.readouterr().out
     name, figure = shown.splitlines()[-1].split()
     assert "95 % interval of micro_f1" in shown and name == "micro_f1" and float(figure) >= 0.9
+
+
+def test_the_progress_of_several_labels_shows_their_figure(tmp_path: Path) -> None:
+    log = report.Log(tmp_path / "log.jsonl", quiet=True)
+    log({"step": 1, "total": 2, "epoch": 0, "held": {"rows": 9, "loss": 0.25, "micro_f1": 0.5}})
+    assert log.held == "micro_f1 0.5000  loss 0.2500"
 
 
 def test_top_classes_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from tokmix.training.task import main_figure
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-SHOWN = ("accuracy", "pearson", "loss")
+SHOWN = ("accuracy", "micro_f1", "pearson", "loss")
 EVERY = 10.0  # seconds between lines where nothing else happens
 
 

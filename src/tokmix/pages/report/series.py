@@ -85,7 +85,7 @@ def _best(group: Group) -> list[JsonObject]:
 def learning(shown: list[tuple[str, str, Run]], colours: Colours) -> Chart | None:
     held = [name for _, _, run in shown for entry in run.log for name in part(entry, "held")]
     known = [name for name in dict.fromkeys(held) if name not in ("rows", "tokens", "majority")]
-    first = [f"{name}, held out" for name in ("accuracy", "pearson", "bits_per_byte", "loss") if name in known]
+    first = [f"{name}, held out" for name in ("accuracy", "micro_f1", "pearson", "bits_per_byte", "loss") if name in known]
     order = list(dict.fromkeys([*first, "loss, training", *(f"{name}, held out" for name in known)]))
     views = []
     for figure in order:
