@@ -12,7 +12,7 @@ FIRST = ("--data", "--stack", "--layers", "--out", "--tokens")  # of --help
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("teacher", metavar="TEACHER", help="a folder that save_pretrained wrote, with its tokenizer.json")
-    parser.add_argument("--data", metavar="TEXT", nargs="+", required=True, help="files or folders of plain text")
+    parser.add_argument("--data", metavar="TEXT", nargs="+", required=True, help="files or folders of text, or what `tokmix prepare` wrote")
     parser.add_argument("--out", required=True, help="new folder for the model, the checkpoints and the logs")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out")
     add_imports(parser)
