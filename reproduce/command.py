@@ -96,10 +96,26 @@ def _out(options: argparse.Namespace) -> Path:
     return options.out or (QUICK / options.name if options.quick else ROOT / options.name / "results")
 
 
+def with_data(chosen: list[Item], named: bool, quick: bool, data: Path | None) -> list[Item]:
+    """The items whose data sets are there. An item that is named must have them; of a whole paper the others are left out."""
+    ready: list[Item] = []
+    absent: list[ValueError] = []
+    for one in chosen:
+        try:
+            datasets.check(one, quick, data)
+            ready.append(one)
+        except ValueError as error:
+            absent.append(error)
+    if absent and (named or not ready):
+        raise absent[0]
+    for error in absent:
+        print(f"left out: {error}")
+    return ready
+
+
 def _run(chosen: list[Item], options: argparse.Namespace) -> int:
     data, quick, out = _data(options.data), options.quick, _out(options)
-    for one in chosen:
-        datasets.check(one, quick, data)
+    chosen = with_data(chosen, bool(options.items), quick, data)
     for one in items(options.name).values():  # all of them: items share jobs
         readme.go_on(one, out, quick)
     complete = run_items(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reproduce import plan, readme, results
+from reproduce import command, plan, readme, results
 from reproduce.claims import recorded
 from reproduce.fair import estimate, imdb, language, power, recipe, rows, scale, search, shown, study, systematicity
 from reproduce.item import Item, Outcomes, items
@@ -294,3 +294,17 @@ def test_the_plan_is_printed_in_the_order_of_worth(tmp_path: Path) -> None:
     assert lines[0].split()[-2:] == ["systematicity", "none-0"] and "imdb" in lines[-2]
     assert re.search(r"^0 jobs are done, 20 are left: about [\d,]+ s of one GPU, 0\.\d hours$", lines[-1])
     assert any(line.startswith("later") for line in lines) and results.FORMAT
+
+
+def test_items_without_their_data_are_left_out_of_a_whole_paper_but_not_when_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "imdb").mkdir()
+    chosen = [imdb.ITEM, rows.ITEM, systematicity.ITEM]
+    assert command.with_data(chosen, False, False, tmp_path) == [imdb.ITEM, systematicity.ITEM]
+    told = capsys.readouterr().out
+    assert told.startswith("left out: fair rows reads snli_33, but") and told.count("\n") == 1
+    with pytest.raises(ValueError, match="fair rows reads snli_33"):
+        command.with_data(chosen, True, False, tmp_path)
+    with pytest.raises(ValueError, match="fair rows reads snli_33"):
+        command.with_data([rows.ITEM], False, False, tmp_path)
