@@ -167,7 +167,9 @@ class Plan:
             advance(1)
         self._check_counts()
         if self.one_text != -1 and self.rows_seen >= label_report.TOO_FEW and self.asked.into is None:
-            raise ValueError(f"every row has the same {' and '.join(self.columns.text)}: there is nothing to learn (text=COLUMN names another)")
+            raise ValueError(
+                f"every row has the same {' and '.join(self.columns.text)}: there is nothing to learn (text=COLUMN names another)"
+            )
         column = self.columns.target or ""
         self._task = self._task or self.targets.task(column)
         self.targets.settle(self.task)
