@@ -317,7 +317,7 @@ def test_settings_that_cannot_work(folder: Path, tmp_path: Path, capsys: pytest.
     (tmp_path / "short").write_text("abc")
     for words, why in (
         (["--port", "70000"], "port=70000"), (["--workers", "0"], "workers=0"), (["--token", str(tmp_path / "short")], "at least 16"),
-        (["--token", str(tmp_path / "none")], "No such file"), (["--seconds", "0"], "seconds=0"), (["--batch", "0"], "batch=0"),
+        (["--token", str(tmp_path / "none")], "no such file"), (["--seconds", "0"], "seconds=0"), (["--batch", "0"], "batch=0"),
     ):  # fmt: skip
         assert main(["serve", str(folder / "films"), *words]) == 1
         said = capsys.readouterr().err

@@ -114,6 +114,8 @@ def show(found: list[Measured]) -> None:
         )
     print(f"batched over one by one: {found[0].per_second / found[1].per_second:.2f}")
     print(f"batched over --batch 1 under the same clients: {found[0].per_second / found[2].per_second:.2f}")
+    if found[0].server_us:
+        print(f"CPU of the server, one by one over batched: {found[1].server_us / found[0].server_us:.2f}")
 
 
 # --- clients -----------------------------------------------------------------------------------------------------------------

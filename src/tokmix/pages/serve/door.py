@@ -146,13 +146,9 @@ async def _send(answer: Awaitable[bytes], scope: Scope, receive: Receive, send: 
 
 def _again(body: bytes, receive: Receive) -> Callable[[], asyncio.Future[Message]]:
     """A `receive` that gives the body that was read, then what comes after it: the end of the connection."""
-    given = False
+    first = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def replay() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return next(first, None) or await receive()
 
     return replay  # type: ignore[return-value]
