@@ -149,7 +149,8 @@ def _write(plan: Plan, folder: Path, bars: Progress) -> Card:
     for name, split in card.splits.items():
         _describe_targets(split, TokenSplit(folder, name, card))
     if not asked.labels:
-        label_report.check_train(card)
+        if kind in KINDS:  # with a tokenizer that is there already, rows may be prepared to measure on
+            label_report.check_train(card)
         card.warnings += label_report.about_rows(card, {name: TokenSplit(folder, name, card) for name in card.splits})
     card.overlap = overlap({name: TokenSplit(folder, name, card).keys for name in card.splits})
     card.warnings += [*_warnings(plan, card, left_out), *_parted_groups(plan, card, folder), *_unknown(card, folder)]
