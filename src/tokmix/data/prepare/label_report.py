@@ -102,7 +102,8 @@ def about_rows(card: Card, splits: dict[str, TokenSplit]) -> Iterator[str]:
         return
     few = [f"{label} {count}" for count, label in sorted((count, label) for label, count in train.labels.items() if 0 < count < FEW)]
     last = next((name for name in ("test", "valid") if name in card.splits), "train")
-    absent = [label for label, count in train.labels.items() if count and not card.splits[last].labels.get(label)]
+    known = card.splits[last]
+    absent = [label for label, count in train.labels.items() if count and not known.labels.get(label) and known.rows >= TOO_FEW]
     if train.rows >= 10 * FEW:
         yield from _of_classes(few, f"fewer than {FEW} rows in train", "little can be learned of them")
         yield from _of_classes(absent, f"no row in {last}", "its figures say nothing about that")
