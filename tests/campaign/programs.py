@@ -17,6 +17,7 @@ from tests.lab import REST, write_table, write_text
 from tests.training.test_contrast import write_pairs
 from tokmix.cli.main import main
 from tokmix.runs import pool
+from tokmix.runs.locks import RUN_LOCK
 from tokmix.training.report import read_log
 
 SMALL = [
@@ -56,8 +57,9 @@ def digest(*paths: Path) -> str:
 
 
 def tree(folder: Path) -> str:
-    """Of the names and contents of all files."""
-    return json.dumps({str(path.relative_to(folder)): digest(path) for path in sorted(folder.rglob("*")) if path.is_file()})
+    """Of the names and contents of all files. The file of a lock says nothing: a power cut may bring it back."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != RUN_LOCK]
+    return json.dumps({str(path.relative_to(folder)): digest(path) for path in files})
 
 
 @dataclass(frozen=True)
