@@ -10,6 +10,7 @@ weights are tf-idf, each row of length 1. The penalty is the best on the rows he
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from reproduce.claims import pack
 from reproduce.job import Context
 from tokmix.core.optional import np
 
-BUCKETS, SEPARATOR, ROUNDS = 2**18, 102, 40
+BUCKETS, SEPARATOR, ROUNDS = 2**18, 102, 20
 PRIME, SIDES = 1_000_003, 4
 
 
@@ -64,25 +65,65 @@ class Weighted(NamedTuple):
     starts: Tensor
     values: Tensor
 
-    def times(self, weight: Tensor) -> Tensor:
-        """[BUCKETS, classes] -> [n, classes]"""
-        return F.embedding_bag(self.columns, weight, self.starts, mode="sum", per_sample_weights=self.values)
+    def scores(self, theta: Tensor) -> Tensor:
+        """[BUCKETS + 1, classes], the last row added to all -> [n, classes]"""
+        return F.embedding_bag(self.columns, theta[:-1], self.starts, mode="sum", per_sample_weights=self.values) + theta[-1]
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The transpose of `scores`: [n, classes] -> [BUCKETS + 1, classes]"""
+        theta = torch.zeros(BUCKETS + 1, rows.shape[1], device=rows.device, requires_grad=True)
+        return torch.autograd.grad(self.scores(theta), theta, rows)[0]
 
 
 def fit(x: Weighted, labels: Tensor, classes: int, penalty: float) -> tuple[Tensor, Tensor]:
-    """Logistic regression by L-BFGS -> weights [BUCKETS, classes], bias [classes]."""
-    weight = torch.zeros(BUCKETS, classes, device=labels.device, requires_grad=True)
-    bias = torch.zeros(classes, device=labels.device, requires_grad=True)
-    search = torch.optim.LBFGS([weight, bias], max_iter=ROUNDS, line_search_fn="strong_wolfe")
+    """Logistic regression by Newton's method, each step by conjugate gradients -> weights [BUCKETS, classes], bias [classes].
 
-    def loss() -> Tensor:
-        search.zero_grad()
-        found = F.cross_entropy(x.times(weight) + bias, labels) + penalty * weight.square().sum()
-        found.backward()
-        return found
+    The bias stands in the last row of theta [BUCKETS + 1, classes]. Its penalty is next to none, but not zero: the loss does not change
+    where all classes gain the same, and rounding alone must not move them.
+    """
+    rows = len(labels)
+    wanted = F.one_hot(labels, classes).float()
+    theta = torch.zeros(BUCKETS + 1, classes, device=labels.device)
+    shrunk = torch.full((BUCKETS + 1, 1), 2 * penalty, device=labels.device)
+    shrunk[-1] = 1e-6
+    loss = lambda theta: F.cross_entropy(x.scores(theta), labels) + (shrunk * theta.square()).sum() / 2
+    for _ in range(ROUNDS):
+        said = x.scores(theta).softmax(1)
+        slope = x.gather((said - wanted) / rows) + shrunk * theta
 
-    search.step(loss)
-    return weight.detach(), bias.detach()
+        def curved(v: Tensor, said: Tensor = said) -> Tensor:
+            """The loss's second derivative times v."""
+            moved = x.scores(v) * said
+            return x.gather((moved - said * moved.sum(1, keepdim=True)) / rows) + shrunk * v
+
+        step, before = conjugate_gradients(curved, slope), loss(theta)
+        length = 1.0
+        while (after := loss(theta - length * step)) >= before and length > 1e-4:
+            length /= 2
+        if not after < before:  # as near as float32 comes
+            break
+        theta = theta - length * step
+        if before - after < 1e-6 * before:
+            break
+    return theta[:-1], theta[-1]
+
+
+def conjugate_gradients(times: Callable[[Tensor], Tensor], wanted: Tensor, most: int = 30, near: float = 0.01) -> Tensor:
+    """v with times(v) near `wanted`; times: a symmetric matrix, positive definite."""
+    found, left, way = torch.zeros_like(wanted), wanted, wanted
+    square = first = wanted.square().sum()
+    for _ in range(most):
+        turned = times(way)
+        bend = (way * turned).sum()
+        if not bend > 0:
+            break
+        length = square / bend
+        found, left = found + length * way, left - length * turned
+        square, last = left.square().sum(), square
+        if square <= near**2 * first:
+            break
+        way = left + square / last * way
+    return found
 
 
 def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -108,5 +149,5 @@ def run(spec: dict[str, Any], context: Context) -> dict[str, Any]:
 def _right(train: Bag, scored: Bag, classes: int, penalty: float, device: torch.device) -> np.ndarray:
     idf = train.idf()
     weight, bias = fit(train.weighted(idf, device), train.labels.to(device), classes, penalty)
-    said = (scored.weighted(idf, device).times(weight) + bias).argmax(1).cpu()
+    said = scored.weighted(idf, device).scores(torch.cat([weight, bias[None]])).argmax(1).cpu()
     return (said == scored.labels).numpy()

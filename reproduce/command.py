@@ -108,8 +108,8 @@ def with_data(chosen: list[Item], named: bool, quick: bool, data: Path | None) -
             absent.append(error)
     if absent and (named or not ready):
         raise absent[0]
-    for error in absent:
-        print(f"left out: {error}")
+    for reason in absent:
+        print(f"left out: {reason}")
     return ready
 
 

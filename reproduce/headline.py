@@ -98,7 +98,7 @@ def rows(root: Path) -> list[Row]:
     known: dict[tuple[str, str], list[Verdict]] = {}
     found = []
     for one in CHOICES:
-        new = one.again and _row(one.again, _verdict(one.again, root, known))
+        new = None if one.again is None else _row(one.again, _verdict(one.again, root, known))
         found.append(new if new is not None and new.verdict != page.NOT_RUN else _row(one, _verdict(one, root, known)))
     return found
 

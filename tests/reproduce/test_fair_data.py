@@ -120,6 +120,22 @@ def test_test_rows_are_scored_once_at_the_end(table: Path) -> None:
     assert "test" not in runner("rows")(made | {"test": False}, context)["runs"][0]
 
 
+def test_the_bag_of_words_is_logistic_regression() -> None:
+    linear_model, sparse = pytest.importorskip("sklearn.linear_model"), pytest.importorskip("scipy.sparse")
+    draw, penalty = np.random.default_rng(0), 1e-4
+    rows = [np.unique(draw.zipf(1.3, 20) % 500) for _ in range(200)]
+    labels = np.array([int(row.sum()) % 3 for row in rows])
+    one = bag.Bag.__new__(bag.Bag)
+    one.rows, one.labels = rows, torch.from_numpy(labels)
+    x = one.weighted(one.idf(), torch.device("cpu"))
+    starts = np.append(x.starts.numpy(), len(x.values))
+    table = sparse.csr_matrix((x.values.numpy(), x.columns.numpy(), starts), shape=(len(rows), bag.BUCKETS))
+    known = linear_model.LogisticRegression(C=1 / (2 * penalty * len(rows)), max_iter=3000, tol=1e-8).fit(table, labels)
+    weight, bias = bag.fit(x, one.labels, 3, penalty)
+    ours, theirs = x.scores(torch.cat([weight, bias[None]])).softmax(1).numpy(), known.predict_proba(table)
+    assert np.abs(ours - theirs).max() < 0.02
+
+
 def test_a_bag_of_words_sees_what_texts_share_and_is_chosen_on_held_out_rows(table: Path) -> None:
     made = {"data": "pairs", "dev": 0.2, "limit": 64, "penalties": [1e-5, 10.0]}
     run = bag.run(made, Context(torch.device("cpu"), table, lambda line: None))["runs"][0]
