@@ -94,8 +94,8 @@ def test_one_training_loop_and_it_stays_short() -> None:
 MOST_FILE_LINES = 350
 LONG_FILES: dict[str, int] = {}
 MOST_FUNCTION_LINES = 60  # a longer one has `# long: <why>` in its first lines
-MOST_ANY_LINES = 194
-MOST_SOURCE_LINES = 43_550
+MOST_ANY_LINES = 188
+MOST_SOURCE_LINES = 43_500
 
 
 def python_files(*tops: str) -> list[Path]:
