@@ -1,11 +1,12 @@
 """Token files for the pretraining experiments, and parts of a folder that are small enough to be carried.
 
-python -m reproduce.encoder.data prepare TEXT TABLES --out DATA [--megabytes N]   raw text and tables -> DATA/text, DATA/tables/NAME
+python -m reproduce.encoder.data prepare TEXT TABLES --out DATA [--megabytes N] [--teacher FOLDER]   raw text and tables -> token files
 python -m reproduce.encoder.data pack FOLDER --out PARTS [--most 48]              one folder -> files of at most so many MiB
 python -m reproduce.encoder.data join PARTS --out FOLDER                          and back; every part is compared with its hash
 
 TEXT holds .txt or .txt.bz2 files whose documents end at <|endoftext|>; TABLES a folder for each table with train, valid and test files, as
-in TOKMIX_DATA. Documents are held out by a hash, so no document has lines on both sides. All tables use the text's tokenizer.
+in TOKMIX_DATA. DATA gets the folders text and tables/NAME. Documents are held out by a hash, so no document has lines on both sides. All
+tables use the text's tokenizer. With --teacher, a sentence encoder, that is the teacher's, and DATA/teacher has its weights in float16.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import bz2
 import hashlib
 import io
 import json
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -22,20 +24,29 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
+import transformers
+
 from reproduce.encoder.items import TABLES, TEXT
-from reproduce.encoder.stacks import LENGTH, VOCAB
+from reproduce.encoder.stacks import LENGTH, TEACHER, VOCAB
 from tokmix.core.checks import printable
 from tokmix.data.prepare.pipeline import prepare as prepare_tokens
 from tokmix.runs.files import check_free, new_folder
+from tokmix.training.distill.teacher import check as check_teacher
 
 INDEX, ENDING = "parts.json", "<|endoftext|>\n"
 HELD = 0.005  # of the documents, to choose by, and as many to report on
 SETTINGS = {"cola": "classify", "stsb": "regress"}  # where the task should not be guessed
 
 
-def prepare(text: Path, tables: Path, out: Path, megabytes: float | None = None, vocab: int = VOCAB) -> Iterator[str]:
+def prepare(
+    text: Path, tables: Path, out: Path, megabytes: float | None = None, vocab: int = VOCAB, teacher: Path | None = None
+) -> Iterator[str]:
     """Says what each folder holds."""
+    words: dict[str, object] = {"vocab": vocab} if teacher is None else {"tokenizer": str(teacher / "tokenizer.json")}
     with new_folder(out) as folder:
+        if teacher is not None:
+            _write_half(teacher, folder / TEACHER)
         with tempfile.TemporaryDirectory(prefix="tokmix-") as plain:
             files = sorted(path for path in text.rglob("*") if path.name.endswith((".txt", ".txt.bz2")))
             if not files:
@@ -43,13 +54,24 @@ def prepare(text: Path, tables: Path, out: Path, megabytes: float | None = None,
             for place, file in enumerate(files):
                 share = None if megabytes is None else int(megabytes * 1e6 / len(files))
                 (Path(plain) / f"{place:03}-{file.name.removesuffix('.bz2')}").write_text(_documents(file, share), encoding="utf-8")
-            yield _told(TEXT, folder / TEXT, Path(plain), task="mlm", vocab=vocab, valid=HELD, test=HELD)
+            yield _told(TEXT, folder / TEXT, Path(plain), task="mlm", valid=HELD, test=HELD, **words)
         (folder / "tables").mkdir()
         for name in TABLES:
             if (tables / name).is_dir():
                 task = {"task": SETTINGS[name]} if name in SETTINGS else {}
                 tokenizer = str(folder / TEXT / "tokenizer.json")
                 yield _told(name, folder / "tables" / name, tables / name, tokenizer=tokenizer, max_len=LENGTH, **task)
+
+
+def _write_half(teacher: Path, out: Path) -> None:
+    """A teacher's folder with weights in float16, which are small enough to be carried."""
+    check_teacher(teacher)
+    out.mkdir()
+    model = transformers.AutoModel.from_pretrained(teacher, local_files_only=True, dtype=torch.float16)
+    model.save_pretrained(out)
+    shutil.copy(teacher / "tokenizer.json", out)
+    if (teacher / "1_Pooling").is_dir():
+        shutil.copytree(teacher / "1_Pooling", out / "1_Pooling")
 
 
 def _documents(file: Path, most: int | None) -> str:
@@ -121,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one.add_argument("tables", type=Path)
     one.add_argument("--megabytes", type=float, help="of the text, taken evenly from its files; default: all")
     one.add_argument("--vocab", type=int, default=VOCAB, help="default: %(default)s")
+    one.add_argument("--teacher", type=Path, help="a sentence encoder, whose tokenizer is taken (items states and tune)")
     two = commands.add_parser("pack", help="a folder -> files of a bounded size")
     two.add_argument("folder", type=Path)
     two.add_argument("--most", type=float, default=48, help="MiB of a file (default: %(default)s)")
@@ -131,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     try:
         if asked.command == "prepare":
-            for line in prepare(asked.text, asked.tables, asked.out, asked.megabytes, asked.vocab):
+            for line in prepare(asked.text, asked.tables, asked.out, asked.megabytes, asked.vocab, asked.teacher):
                 print(line, flush=True)
         elif asked.command == "pack":
             for path in pack(asked.folder, asked.out, asked.most):

@@ -18,6 +18,7 @@ from reproduce.encoder import data, items, stacks, tune
 from reproduce.item import Results
 from reproduce.job import Context, runner
 from tests.papers_data import write_tsv
+from tests.teachers import write_teacher
 from tokmix.core.budget import parameter_count
 from tokmix.core.model import ModelConfig
 from tokmix.core.optional import np
@@ -45,6 +46,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = folder / "data"
     told = list(data.prepare(folder / "text", folder / "tables", out, vocab=300))
     assert len(told) == 2 and told[1].startswith("trec: train 160 rows")
+    return out
+
+
+@pytest.fixture(scope="module")
+def taught(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same in the words of a teacher."""
+    teacher = write_teacher(tmp_path_factory.mktemp("teacher"), WORDS, width=48, longest=128)
+    out = tmp_path_factory.mktemp("taught") / "data"
+    list(data.prepare(prepared.parent / "text", prepared.parent / "tables", out, teacher=teacher))
     return out
 
 
@@ -116,8 +126,8 @@ def test_which_jobs_there_are_follows_from_what_came_back() -> None:
 
 
 @pytest.mark.slow
-def test_the_queue_in_small(prepared: Path) -> None:
-    context, outcomes = Context(torch.device("cpu"), prepared, lambda line: None), {}
+def test_the_queue_in_small(taught: Path) -> None:
+    context, outcomes = Context(torch.device("cpu"), taught, lambda line: None), {}
     records: dict[str, dict[str, Any]] = {}
     for item in items.ITEMS:
         while todo := [job for job in item.jobs(True, outcomes) if job.key not in outcomes]:

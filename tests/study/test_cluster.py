@@ -106,7 +106,7 @@ def worker_in_a_job() -> tuple[int, int]:
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
                 seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
                 mine = "dask_worker" in Path(f"/proc/{fields[1]}/cmdline").read_text() and parent_of(int(fields[1])) == os.getpid()
-                if mine and "reproduce.worker" in (folder / "cmdline").read_text() and seconds > 4:
+                if mine and "reproduce.worker" in (folder / "cmdline").read_text() and seconds > 1:
                     return int(fields[1]), int(folder.name)
         time.sleep(0.1)
     raise AssertionError("no worker has begun a job")

@@ -18,12 +18,12 @@ import transformers
 
 import tokmix
 from tests.lab import REST
+from tests.teachers import write_teacher
 from tokmix.api.settings import full_names
 from tokmix.cli.main import main
 from tokmix.core.optional import np
 from tokmix.core.segments import Segments
 from tokmix.data.prepare.pipeline import prepare
-from tokmix.data.prepare.tokenize import train_tokenizer
 from tokmix.data.tokens import TokenFiles
 from tokmix.runs.files import Damaged
 from tokmix.study.verify import verify
@@ -48,20 +48,7 @@ def write_texts(path: Path, rows: int = 300) -> Path:
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("teacher")
-    words = train_tokenizer("wordpiece", lambda: [" ".join(WORDS)] * 3, 120, True)
-    words.save(str(folder / "tokenizer.json"))
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=words.get_vocab_size(), num_hidden_layers=2, hidden_size=16, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=80,
-    )  # fmt: skip
-    model = transformers.BertModel(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    model.save_pretrained(folder)
-    return folder
+    return write_teacher(tmp_path_factory.mktemp("teacher"), WORDS)
 
 
 @pytest.fixture(scope="module")
